@@ -34,7 +34,7 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks passing-superblocks inflated transformed""".split()
+    parts-by-content chunks passing-superblocks inflated transformed lzma""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED = 1, 2, 3, 4, 5
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
@@ -128,14 +128,22 @@ def zstd(data, length, dictionary):
     return decoder.decompress(data, max_output_size=max(length, 1))
 
 
-CODECS = {0: raw, 1: lzjb, 2: zle, 3: gzip, 4: lz4_block, 5: zstd}
+def lzma2(data, length, _):
+    window = {"id": lzma.FILTER_LZMA2, "dict_size": max(length, 4096)}
+    stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[window])
+    out = stream.decompress(data, length + 1)
+    need(stream.eof and not stream.unused_data, "lzma: the stream does not end with the bytes")
+    return out
+
+
+CODECS = {0: raw, 1: lzjb, 2: zle, 3: gzip, 4: lz4_block, 5: zstd, 6: lzma2}
 
 
 def decompress(codec, data, length, dictionary=b""):
     need(codec in CODECS, f"codec {codec} is unknown")
     try:
         out = CODECS[codec](data, length, dictionary)
-    except (lz4.block.LZ4BlockError, zstandard.ZstdError, zlib.error) as error:
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, zlib.error, lzma.LZMAError) as error:
         raise Damaged(f"codec {codec}: {error}") from error
     need(len(out) == length, f"codec {codec}: {len(out)} bytes, {length} expected")
     return out

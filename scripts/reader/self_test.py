@@ -183,7 +183,7 @@ def fresh(hardpack, scratch, rng):
     (source / "noise").write_bytes(rng.randbytes(300_000))
     run(hardpack, "create", "-o", "dedup=on", pool)
     run(hardpack, "put", "-q", "-T", source, pool)
-    codecs = ("lz4", "zstd-9", "gzip-6", "lzjb", "zle", "off", "lz4hc-9", "zstd-fast-3")
+    codecs = ("lz4", "zstd-9", "gzip-6", "lzjb", "zle", "off", "lz4hc-9", "zstd-fast-3", "lzma-6")
     kinds = ("xxh3", "blake3", "sha256")
     for n, codec in enumerate(codecs):
         run(hardpack, "mkdir", f"{pool}/{codec}")
@@ -225,7 +225,7 @@ def check_coverage(verifier):
     pointers = [pointer for tree in (read_pool.MAP, read_pool.PATCHES) for _, _, pointer in live.pieces(tree)]
     for _, _, _, _, _, state in pool.snapshots():
         pointers += [pointer for tree in (read_pool.MAP, read_pool.PATCHES) for _, _, pointer in state.pieces(tree)]
-    assert {pointer.codec for pointer in pointers} == set(range(6)), "a codec does not occur"
+    assert {pointer.codec for pointer in pointers} == set(range(7)), "a codec does not occur"
     assert {pointer.kind for pointer in pointers} >= {1, 2}, "a kind of pointer does not occur"
     filters = {pointer.filter for pointer in pointers}
     assert filters == set(range(6)), f"a filter does not occur: {filters}"

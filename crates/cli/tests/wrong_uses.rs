@@ -197,7 +197,7 @@ fn sizes_may_be_in_gibibytes() {
     }
     // The levels of zstd-fast are not all of 1 to 1000, and the help says which.
     let help = stdout_of(hardpack().args(["set", "--help"]));
-    assert!(help.contains("zstd-fast[-1…10, -20…100 by tens, -500, -1000]"), "{help}");
+    assert!(help.contains("zstd-fast[-1…10, -20…100 by tens, -500, -1000], lzma[-1…9]"), "{help}");
     hardpack().args(["set", "compression=zstd-fast-15"]).arg(&pool).assert().code(2);
     hardpack().args(["set", "compression=zstd-fast-20"]).arg(&pool).assert().success();
 }

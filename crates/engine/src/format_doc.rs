@@ -279,19 +279,14 @@ fn stream_is_as_documented() {
         scope: FileId(9),
         created_ns: -5,
         kind: Kind::Directory,
-        has_special: true,
-        has_apart: true,
-        has_segments: true,
-        has_chunks: true,
-        has_inflated: true,
-        has_transformed: true,
+        features: 127,
         name: b"name".to_vec(),
     };
     let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
     let expected = HashMap::from([
         ("magic", b"hpkstrm\n".to_vec()),
         ("version", vec![2, 0, 0, 0]),
-        ("features", vec![63, 0, 0, 0]),
+        ("features", vec![127, 0, 0, 0]),
         ("id", vec![3; 16]),
         ("base_id", vec![4; 16]),
         ("guid", GUID.to_vec()),

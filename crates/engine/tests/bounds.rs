@@ -151,6 +151,7 @@ fn bomb(codec: CodecId, len: usize) -> Vec<u8> {
         CodecId::Gzip => Compression::Gzip(9),
         CodecId::Lz4 => Compression::Lz4,
         CodecId::Zstd => Compression::Zstd(19),
+        CodecId::Lzma => Compression::Lzma(9),
         other => panic!("{other} has no bomb yet"),
     };
     let mut stream = Vec::new();
@@ -173,7 +174,11 @@ fn streams_that_hold_more_than_their_record_are_refused() {
         library.decompress(codec as u8, &stream, &mut guarded[..RECORD_LEN]).unwrap_err();
         assert!(guarded[RECORD_LEN..].iter().all(|byte| *byte == 0xa5), "{codec}");
         let peak = counting.allocated().peak;
-        assert!(peak <= RECORD_LEN, "{codec}: {peak} bytes for a record of {RECORD_LEN}");
+        // lzma keeps nothing between records: it takes its window, the chunk that it reads, and its
+        // probabilities each time.
+        let context_len = if codec == CodecId::Lzma { RECORD_LEN + (100 << 10) } else { 0 };
+        let expected = RECORD_LEN + context_len;
+        assert!(peak <= expected, "{codec}: {peak} bytes for a record of {RECORD_LEN}");
         // Reading the front takes no more than the record, which is as long as recorded, and a
         // block.
         let recorded_len = 2 * RECORD_LEN;
@@ -186,7 +191,8 @@ fn streams_that_hold_more_than_their_record_are_refused() {
         );
         assert!(guarded[RECORD_LEN..].iter().all(|byte| *byte == 0xa5), "{codec}");
         let peak = counting.allocated().peak;
-        assert!(peak <= recorded_len + 1024, "{codec}: {peak} bytes for {recorded_len}");
+        let expected = recorded_len + 1024 + context_len;
+        assert!(peak <= expected, "{codec}: {peak} bytes for {recorded_len}");
     }
 }
 

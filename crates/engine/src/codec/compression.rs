@@ -33,6 +33,8 @@ pub enum Compression {
     /// Zstandard's negative levels, given as positive numbers: 1 to 10, 20 to 100 by tens, 500,
     /// 1000.
     ZstdFast(u16),
+    /// LZMA2, levels 1 to 9.
+    Lzma(u8),
 }
 
 /// Algorithms that share a name and differ in level.
@@ -52,7 +54,7 @@ pub struct Family {
     make: fn(u16) -> Compression,
 }
 
-static FAMILIES: [Family; 8] = [
+static FAMILIES: [Family; 9] = [
     Family {
         name: "off",
         levels: &[],
@@ -117,6 +119,14 @@ static FAMILIES: [Family; 8] = [
         summary: "zstd's fast levels; higher levels are faster and larger",
         make: Compression::ZstdFast,
     },
+    Family {
+        name: "lzma",
+        levels: &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+        default_level: 6,
+        levels_text: "-1..-9",
+        summary: "smallest, for archives; reads at a fifth of zstd's speed",
+        make: |level| Compression::Lzma(level as u8),
+    },
 ];
 
 /// Aliases that parse, and their meaning. OpenZFS's `on` is its default algorithm.
@@ -166,6 +176,7 @@ impl Compression {
             Compression::Lz4Hc(level) => (5, u16::from(level)),
             Compression::Zstd(level) => (6, u16::from(level)),
             Compression::ZstdFast(level) => (7, level),
+            Compression::Lzma(level) => (8, u16::from(level)),
         };
         (&FAMILIES[index], level)
     }
@@ -185,6 +196,7 @@ impl Compression {
             Compression::Gzip(_) => CodecId::Gzip,
             Compression::Lz4 | Compression::Lz4Hc(_) => CodecId::Lz4,
             Compression::Zstd(_) | Compression::ZstdFast(_) => CodecId::Zstd,
+            Compression::Lzma(_) => CodecId::Lzma,
         }
     }
 
@@ -192,9 +204,10 @@ impl Compression {
     pub const fn level(self) -> i16 {
         match self {
             Compression::Off | Compression::Lzjb | Compression::Zle | Compression::Lz4 => 0,
-            Compression::Gzip(level) | Compression::Lz4Hc(level) | Compression::Zstd(level) => {
-                level as i16
-            }
+            Compression::Gzip(level)
+            | Compression::Lz4Hc(level)
+            | Compression::Zstd(level)
+            | Compression::Lzma(level) => level as i16,
             Compression::ZstdFast(level) => (level as i16).wrapping_neg(),
         }
     }
@@ -213,6 +226,7 @@ impl Compression {
             CodecId::Lz4 => Compression::Lz4Hc(small?),
             CodecId::Zstd if level < 0 => Compression::ZstdFast(magnitude),
             CodecId::Zstd => Compression::Zstd(small?),
+            CodecId::Lzma => Compression::Lzma(small?),
         };
         (compression.is_valid() && compression.level() == level).then_some(compression)
     }

@@ -14,7 +14,7 @@ use super::filter::Filtering;
 use super::stock::Stock;
 use super::zstd::{Blocks, Zstd};
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX, corrupt};
-use super::{gzip::Gzip, lz4::Lz4, lzjb, zle};
+use super::{gzip::Gzip, lz4::Lz4, lzjb, lzma, zle};
 
 /// The maximum number of idle codecs kept for [`with_codec`].
 const IDLE_COUNT_MAX: usize = 16;
@@ -155,6 +155,7 @@ impl Codec {
                     None => self.zstd.compress(level, blocks, src, dst)?,
                 }
             }
+            Compression::Lzma(level) => lzma::compress(level, src, dst)?,
         };
         dst.truncate(written.unwrap_or(0));
         Ok(written.is_some())
@@ -205,6 +206,7 @@ impl Codec {
                 Some(dictionary) => self.zstd.decompress_with(src, dst, dictionary)?,
                 None => self.zstd.decompress(src, dst)?,
             },
+            CodecId::Lzma => lzma::decompress(src, dst)?,
         };
         check_decoded_len(codec, dst.len(), found)
     }
@@ -245,6 +247,7 @@ impl Codec {
             CodecId::Gzip => self.gzip_prefix(src, dst_prefix, full_len)?,
             CodecId::Lz4 => self.lz4.decompress_prefix(src, dst_prefix)?,
             CodecId::Zstd => self.zstd.decompress_prefix(src, dst_prefix, full_len)?,
+            CodecId::Lzma => lzma::decompress_prefix(src, dst_prefix)?,
         };
         check_decoded_len(codec, dst_prefix.len(), found)
     }

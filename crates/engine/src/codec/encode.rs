@@ -90,7 +90,10 @@ impl Compression {
     /// Whether it is slow enough for a probe at a fast level to pay off.
     pub fn is_slow(self) -> bool {
         match self {
-            Compression::Lzjb | Compression::Gzip(_) | Compression::Lz4Hc(_) => true,
+            Compression::Lzjb
+            | Compression::Gzip(_)
+            | Compression::Lz4Hc(_)
+            | Compression::Lzma(_) => true,
             Compression::Zstd(level) => level >= PROBE_ZSTD_LEVEL_MIN,
             Compression::Off | Compression::Zle | Compression::Lz4 | Compression::ZstdFast(_) => {
                 false

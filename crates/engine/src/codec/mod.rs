@@ -15,8 +15,8 @@
 //!   the two slices, never panics, and never allocates by a length found in the data.
 //! * The same input, compression and library version give the same output.
 //! * The compressed form of an empty record is empty; the libraries never see an empty slice.
-//! * After warm-up a [`Codec`] allocates nothing per record (except that liblz4 does for lz4hc-10
-//!   to lz4hc-12).
+//! * After warm-up a [`Codec`] allocates nothing per record (except that lzma does, and liblz4 for
+//!   lz4hc-10 to lz4hc-12).
 //!
 //! On failure a [`CodecError`] says which codec failed and why; the contents of the destination are
 //! then unspecified, and the [`Codec`] remains usable. Contexts are created on first use. If a C
@@ -35,6 +35,7 @@ mod gzip;
 pub(crate) mod inflated;
 mod lz4;
 mod lzjb;
+mod lzma;
 mod stock;
 pub(crate) mod transformed;
 mod zle;
@@ -80,12 +81,21 @@ pub enum CodecId {
     Lz4 = 4,
     /// A zstd frame without magic, content size, dictionary id and checksum.
     Zstd = 5,
+    /// A raw LZMA2 stream with its end marker, whose window is the whole record.
+    Lzma = 6,
 }
 
 impl CodecId {
     /// Every codec, in the order of their numbers.
-    pub const ALL: [CodecId; 6] =
-        [CodecId::Raw, CodecId::Lzjb, CodecId::Zle, CodecId::Gzip, CodecId::Lz4, CodecId::Zstd];
+    pub const ALL: [CodecId; 7] = [
+        CodecId::Raw,
+        CodecId::Lzjb,
+        CodecId::Zle,
+        CodecId::Gzip,
+        CodecId::Lz4,
+        CodecId::Zstd,
+        CodecId::Lzma,
+    ];
 }
 
 impl TryFrom<u8> for CodecId {
@@ -105,6 +115,7 @@ impl std::fmt::Display for CodecId {
             CodecId::Gzip => "gzip",
             CodecId::Lz4 => "lz4",
             CodecId::Zstd => "zstd",
+            CodecId::Lzma => "lzma",
         })
     }
 }
@@ -116,7 +127,12 @@ impl std::fmt::Display for CodecId {
 #[doc(hidden)]
 pub const fn codec_version(codec: CodecId) -> u8 {
     match codec {
-        CodecId::Raw | CodecId::Lzjb | CodecId::Zle | CodecId::Gzip | CodecId::Lz4 => 1,
+        CodecId::Raw
+        | CodecId::Lzjb
+        | CodecId::Zle
+        | CodecId::Gzip
+        | CodecId::Lz4
+        | CodecId::Lzma => 1,
         // Since version 2, blocks are shorter than records.
         CodecId::Zstd => 2,
     }
@@ -127,7 +143,7 @@ pub const fn codec_version(codec: CodecId) -> u8 {
 #[doc(hidden)]
 pub fn has_cheap_front(codec: u8, version: u8) -> bool {
     match CodecId::try_from(codec) {
-        Ok(CodecId::Lz4 | CodecId::Lzjb | CodecId::Zle) => true,
+        Ok(CodecId::Lz4 | CodecId::Lzjb | CodecId::Zle | CodecId::Lzma) => true,
         Ok(CodecId::Zstd) => version >= 2,
         _ => false,
     }

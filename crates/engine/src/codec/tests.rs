@@ -133,7 +133,7 @@ fn every_length_up_to_two_pages_of_runs_round_trips() {
         for at in (0..len).filter(|at| at % 97 > 60) {
             input[at] = 0;
         }
-        for name in ["off", "lzjb", "zle", "gzip-1", "lz4", "lz4hc-3", "zstd-1"] {
+        for name in ["off", "lzjb", "zle", "gzip-1", "lz4", "lz4hc-3", "zstd-1", "lzma-1"] {
             check_round_trip(&mut codec, parse(name), &input);
         }
     }
@@ -180,13 +180,15 @@ fn invalid_levels_and_unknown_codecs_are_errors() {
         Compression::ZstdFast(0),
         Compression::ZstdFast(11),
         Compression::ZstdFast(u16::MAX),
+        Compression::Lzma(0),
+        Compression::Lzma(10),
     ] {
         let result = codec.compress(compression, b"abc", &mut Vec::new(), 100);
         assert_eq!(result, Err(CodecError::InvalidLevel(compression)));
         let stored = Compression::from_stored(compression.codec_id() as u8, compression.level());
         assert_ne!(stored, Some(compression));
     }
-    for id in 6..=u8::MAX {
+    for id in 7..=u8::MAX {
         let result = codec.decompress(id, b"abc", &mut [0; 3]);
         assert_eq!(result, Err(CodecError::UnknownCodec(id)));
         assert_eq!(Compression::from_stored(id, 0), None);
@@ -196,7 +198,7 @@ fn invalid_levels_and_unknown_codecs_are_errors() {
 #[test]
 fn codec_numbers_are_fixed() {
     let numbers = CodecId::ALL.map(|codec| (codec as u8, codec.to_string()));
-    let expected = ["raw", "lzjb", "zle", "gzip", "lz4", "zstd"];
+    let expected = ["raw", "lzjb", "zle", "gzip", "lz4", "zstd", "lzma"];
     for (index, (number, name)) in numbers.iter().enumerate() {
         assert_eq!((usize::from(*number), name.as_str()), (index, expected[index]));
         assert_eq!(CodecId::try_from(*number), Ok(CodecId::ALL[index]));
@@ -232,8 +234,8 @@ fn names_parse_and_display() {
         assert_eq!(Compression::from_stored(stored.0, stored.1), Some(compression));
         assert!(names.insert(name) && stored_forms.insert(stored));
     }
-    // off, lzjb, zle, lz4; nine, twelve and twenty-two levels; 1-10, 20-100, 500, 1000.
-    assert_eq!(names.len(), 4 + 9 + 12 + 22 + 21);
+    // off, lzjb, zle, lz4; nine, twelve and twenty-two levels; 1-10, 20-100, 500, 1000; nine.
+    assert_eq!(names.len(), 4 + 9 + 12 + 22 + 21 + 9);
 }
 
 #[test]
@@ -245,6 +247,7 @@ fn bare_names_stand_for_their_default_level() {
         ("lz4hc", "lz4hc-9"),
         ("zstd", "zstd-3"),
         ("zstd-fast", "zstd-fast-1"),
+        ("lzma", "lzma-6"),
     ] {
         assert_eq!(parse(name).to_string(), canonical);
     }
@@ -271,6 +274,9 @@ fn other_names_are_refused_with_a_list() {
         "zstd-fast-",
         "zstd-fast-11",
         "zstd-fast-200",
+        "lzma-0",
+        "lzma-10",
+        "xz",
         "off-1",
         "on-1",
         "zstd-3 ",
@@ -294,8 +300,8 @@ fn decompress_guarded(codec: &mut Codec, id: u8, src: &[u8], len: usize) -> Resu
     result
 }
 
-const HOSTILE_NAMES: [&str; 8] =
-    ["off", "lzjb", "zle", "gzip-6", "lz4", "lz4hc-9", "zstd-3", "zstd-19"];
+const HOSTILE_NAMES: [&str; 9] =
+    ["off", "lzjb", "zle", "gzip-6", "lz4", "lz4hc-9", "zstd-3", "zstd-19", "lzma-6"];
 
 #[test]
 fn truncated_data_is_refused() {
@@ -592,7 +598,7 @@ fn codecs_are_lent_across_threads_and_nested() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for name in ["lz4", "zstd-3", "gzip-6", "lz4hc-3"] {
+                for name in ["lz4", "zstd-3", "gzip-6", "lz4hc-3", "lzma-3"] {
                     let compression = parse(name);
                     with_codec(|codec| {
                         check_round_trip(codec, compression, &input);

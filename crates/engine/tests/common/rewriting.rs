@@ -77,7 +77,7 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
             }
             None => {
                 let mut goal = Settings::default();
-                let level = rng.pick(&["lz4", "zstd-2", "gzip-1", "off"]);
+                let level = rng.pick(&["lz4", "zstd-2", "gzip-1", "off", "lzma-1"]);
                 goal.set(Property::Compression, level).map_err(text)?;
                 let size = rng.pick(&["4K", "16K", "64K"]);
                 goal.set(Property::RecordSize, size).map_err(text)?;

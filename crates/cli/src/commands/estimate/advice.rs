@@ -59,6 +59,7 @@ fn slowness(compression: Compression) -> u32 {
         Compression::Zstd(level) => 5 + u32::from(level),
         Compression::Lz4Hc(level) => 10 + u32::from(level),
         Compression::Gzip(level) => 15 + u32::from(level),
+        Compression::Lzma(level) => 40 + u32::from(level),
         _ => u32::MAX,
     }
 }

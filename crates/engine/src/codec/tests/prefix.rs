@@ -74,9 +74,9 @@ fn every_cut_of_a_short_record_works() {
 fn a_prefix_needs_no_more_of_the_data_than_it_covers() {
     let mut codec = Codec::new();
     let input = mixed(512 * KIB, 3);
-    // gzip decodes everything; zstd and lz4 need the block or sequence that contains the prefix's
-    // end.
-    for name in ["off", "lzjb", "zle", "lz4", "zstd-3"] {
+    // gzip decodes everything; zstd, lz4 and lzma need the block, sequence or chunk that contains
+    // the prefix's end.
+    for name in ["off", "lzjb", "zle", "lz4", "zstd-3", "lzma-3"] {
         let compression = parse(name);
         let stored = compress(&mut codec, compression, &input);
         let mut damaged = stored.clone();
@@ -100,7 +100,7 @@ fn a_prefix_longer_than_record_or_data_is_refused() {
         assert!(prefix_guarded(&mut codec, id, &[], 10, 12_000).is_err());
         assert_eq!(prefix_guarded(&mut codec, id, &stored, 0, 12_000), Ok(vec![]));
     }
-    for id in 6..=u8::MAX {
+    for id in 7..=u8::MAX {
         let result = prefix_guarded(&mut codec, id, b"abc", 1, 3);
         assert_eq!(result, Err(CodecError::UnknownCodec(id)));
     }

@@ -17,8 +17,9 @@ pub const SINK_COMPRESSION: Compression = Compression::Zstd(16);
 /// need; rewriting either again and again would gain nothing.
 fn is_weak(record: &FileExtent) -> bool {
     let pointer = &record.pointer;
-    let is_strong = pointer.codec == SINK_COMPRESSION.codec_id() as u8
-        && pointer.level >= SINK_COMPRESSION.level();
+    let is_strong = pointer.codec == CodecId::Lzma as u8
+        || pointer.codec == SINK_COMPRESSION.codec_id() as u8
+            && pointer.level >= SINK_COMPRESSION.level();
     matches!(pointer.place, Place::Extent { .. })
         && pointer.codec != CodecId::Raw as u8
         && !is_strong

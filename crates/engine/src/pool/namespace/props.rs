@@ -236,7 +236,7 @@ impl Property {
         match self {
             Property::Compression => {
                 "auto, zstd-auto, off, on, lzjb, zle, gzip[-1…9], lz4, lz4hc[-1…12], zstd[-1…22], \
-                 zstd-fast[-1…10, -20…100 by tens, -500, -1000]"
+                 zstd-fast[-1…10, -20…100 by tens, -500, -1000], lzma[-1…9]"
             }
             Property::RecordSize => "a power of two from 4K to 16M",
             Property::Checksum => "xxh3, blake3, sha256",

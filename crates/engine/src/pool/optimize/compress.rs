@@ -15,8 +15,8 @@ const INFLATED_GAIN_PART_MIN: u64 = 16;
 
 /// A transformed segment must be shorter than another by more than one part in this many.
 const TRANSFORMED_GAIN_PART_MIN: usize = 256;
-/// The level of zstd that tells whether it is, instead of a higher one: it sees repeats as far
-/// away, or half as far, and takes a tenth of the time.
+/// The level of zstd that tells whether it is, instead of a higher one or lzma: it sees repeats as
+/// far away, or half as far, and takes a tenth of the time.
 const TRIAL_LEVEL_MAX: u8 = 9;
 /// How far back it sees. Longer segments are compressed both ways.
 const TRIAL_REACH: usize = 4 << 20;
@@ -127,6 +127,7 @@ fn compress_transformed(
 fn trial(goal: &SegmentGoal) -> Compression {
     match goal.compression {
         Compression::Zstd(level) => Compression::Zstd(level.min(TRIAL_LEVEL_MAX)),
+        Compression::Lzma(_) => Compression::Zstd(TRIAL_LEVEL_MAX),
         // Only codecs of the same kind gain by the same transforms.
         other => other,
     }

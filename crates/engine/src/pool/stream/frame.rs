@@ -12,32 +12,29 @@ use crate::pool::namespace::entries::{Kind, Origin};
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::pointer::EXTENT_LEN_MAX;
 use crate::store::format::snapshot::{STATE_ID_LEN, StateId};
-use crate::store::format::superblock::NUMBER_MAX;
+use crate::store::format::superblock::{
+    FEATURE_CHUNKS, FEATURE_INFLATED, FEATURE_LZMA, FEATURE_PAGES_APART, FEATURE_SEGMENTS,
+    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED, NUMBER_MAX,
+};
 use crate::units::{FileId, Txg};
 
 /// The first bytes of a stream.
 pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
 /// The version of the stream. A different order of frames requires a new version.
 pub(crate) const STREAM_VERSION: u32 = 2;
-/// The feature of streams in which there may be special files.
-const FEATURE_SPECIAL: u32 = 1;
-/// The feature of streams in which records may have pages apart.
-const FEATURE_APART: u32 = 1 << 1;
-/// The feature of streams in which records may be parts of segments.
-const FEATURE_SEGMENTS: u32 = 1 << 2;
-/// The feature of streams in which records may be chunks.
-const FEATURE_CHUNKS: u32 = 1 << 3;
-/// The feature of streams in which records may be inflated.
-const FEATURE_INFLATED: u32 = 1 << 4;
-/// The feature of streams in which records may be transformed.
-const FEATURE_TRANSFORMED: u32 = 1 << 5;
+/// The features of a stream, in the order of their bits, each as the feature of the pool that the
+/// stream comes from.
+const FEATURES: [u64; 7] = [
+    FEATURE_SPECIAL_FILES,
+    FEATURE_PAGES_APART,
+    FEATURE_SEGMENTS,
+    FEATURE_CHUNKS,
+    FEATURE_INFLATED,
+    FEATURE_TRANSFORMED,
+    FEATURE_LZMA,
+];
 /// The features that this version can receive.
-const KNOWN_FEATURES: u32 = FEATURE_SPECIAL
-    | FEATURE_APART
-    | FEATURE_SEGMENTS
-    | FEATURE_CHUNKS
-    | FEATURE_INFLATED
-    | FEATURE_TRANSFORMED;
+const KNOWN_FEATURES: u32 = (1 << FEATURES.len()) - 1;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -54,6 +51,12 @@ pub(crate) const FRAME_EXTRA_LEN: usize = FRAME_FRONT_LEN + HASH_LEN;
 /// This many bytes of a payload must arrive before memory is allocated for more.
 const READ_LEN: usize = 64 << 10;
 
+/// Returns the features of a stream from a pool with these features (`incompat`).
+pub(crate) fn features_of(incompat: u64) -> u32 {
+    let bits = FEATURES.iter().enumerate();
+    bits.map(|(bit, feature)| u32::from(incompat & feature != 0) << bit).sum()
+}
+
 /// The header of a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
@@ -69,18 +72,8 @@ pub(crate) struct Header {
     pub created_ns: i64,
     /// The kind of the scope.
     pub kind: Kind,
-    /// Whether there may be special files.
-    pub has_special: bool,
-    /// Whether records may have pages apart (see `codec/apart.rs`).
-    pub has_apart: bool,
-    /// Whether records may be parts of segments.
-    pub has_segments: bool,
-    /// Whether records may be chunks.
-    pub has_chunks: bool,
-    /// Whether records may be parts of inflated segments.
-    pub has_inflated: bool,
-    /// Whether records may be parts of transformed segments.
-    pub has_transformed: bool,
+    /// What may be in the stream (see [`features_of`]).
+    pub features: u32,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -91,13 +84,7 @@ impl Header {
         let mut f = FieldWriter(&mut out);
         f.bytes(STREAM_MAGIC);
         f.u32(STREAM_VERSION);
-        let special = if self.has_special { FEATURE_SPECIAL } else { 0 };
-        let apart = if self.has_apart { FEATURE_APART } else { 0 };
-        let segments = if self.has_segments { FEATURE_SEGMENTS } else { 0 };
-        let chunks = if self.has_chunks { FEATURE_CHUNKS } else { 0 };
-        let inflated = if self.has_inflated { FEATURE_INFLATED } else { 0 };
-        let transformed = if self.has_transformed { FEATURE_TRANSFORMED } else { 0 };
-        f.u32(special | apart | segments | chunks | inflated | transformed);
+        f.u32(self.features);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -144,12 +131,7 @@ impl Header {
             scope,
             created_ns,
             kind,
-            has_special: features & FEATURE_SPECIAL != 0,
-            has_apart: features & FEATURE_APART != 0,
-            has_segments: features & FEATURE_SEGMENTS != 0,
-            has_chunks: features & FEATURE_CHUNKS != 0,
-            has_inflated: features & FEATURE_INFLATED != 0,
-            has_transformed: features & FEATURE_TRANSFORMED != 0,
+            features,
             name: name.into(),
         })
     }

@@ -21,7 +21,7 @@ use std::io::Write;
 
 use super::ResumeToken;
 use super::body::{At, Body, FILE_EXTENT, file_extent_len, travelling};
-use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header};
+use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header, features_of};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
@@ -33,10 +33,7 @@ use crate::pool::namespace::entries::{
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
-use crate::store::format::superblock::{
-    FEATURE_CHUNKS, FEATURE_INFLATED, FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SHARED,
-    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED,
-};
+use crate::store::format::superblock::FEATURE_SHARED;
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -118,8 +115,6 @@ pub(super) struct Sender<'a> {
     report: SendReport,
     dictionaries: HashSet<u32>,
     may_share: bool,
-    /// Whether the pool may hold special files.
-    has_special: bool,
     sent: Sent,
     /// Whether a file with several names was sent.
     pub(super) has_links: bool,
@@ -204,7 +199,6 @@ impl<'a> Sender<'a> {
             // If a snapshot has several pointers to an extent, they stay counted while the snapshot
             // exists.
             may_share: live.state().superblock.incompat & FEATURE_SHARED != 0,
-            has_special: live.state().superblock.incompat & FEATURE_SPECIAL_FILES != 0,
             sent: Sent::default(),
             has_links: false,
             told,
@@ -226,12 +220,7 @@ impl<'a> Sender<'a> {
             scope: self.scope,
             created_ns: plan.created_ns,
             kind: attributes.kind,
-            has_special: self.has_special,
-            has_apart: self.live.state().superblock.incompat & FEATURE_PAGES_APART != 0,
-            has_segments: self.live.state().superblock.incompat & FEATURE_SEGMENTS != 0,
-            has_chunks: self.live.state().superblock.incompat & FEATURE_CHUNKS != 0,
-            has_inflated: self.live.state().superblock.incompat & FEATURE_INFLATED != 0,
-            has_transformed: self.live.state().superblock.incompat & FEATURE_TRANSFORMED != 0,
+            features: features_of(self.live.state().superblock.incompat),
             name: plan.name.to_vec(),
         };
         let is_of_this =

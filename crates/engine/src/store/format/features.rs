@@ -9,10 +9,10 @@
 
 use crate::store::format::superblock::{
     FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_INFLATED,
-    FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_PARTS_BY_CONTENT,
-    FEATURE_PASSING, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SEGMENTS,
-    FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
-    FEATURE_TRANSFORMED,
+    FEATURE_LZMA, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
+    FEATURE_PARTS_BY_CONTENT, FEATURE_PASSING, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
+    FEATURE_ROOTS, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
+    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -41,7 +41,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 19] = [
+const KNOWN: [(Set, u64, &str); 20] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -61,6 +61,7 @@ const KNOWN: [(Set, u64, &str); 19] = [
     (Set::Incompat, FEATURE_PASSING, "passing-superblocks"),
     (Set::Incompat, FEATURE_INFLATED, "inflated"),
     (Set::Incompat, FEATURE_TRANSFORMED, "transformed"),
+    (Set::Incompat, FEATURE_LZMA, "lzma"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -102,6 +102,8 @@ pub const FEATURE_PASSING: u64 = 1 << 16;
 pub const FEATURE_INFLATED: u64 = 1 << 17;
 /// Of some segments, runs are transformed before they are compressed (see `codec/transformed/`).
 pub const FEATURE_TRANSFORMED: u64 = 1 << 18;
+/// Some extents are compressed with lzma.
+pub const FEATURE_LZMA: u64 = 1 << 19;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -121,7 +123,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_CHUNKS
     | FEATURE_PASSING
     | FEATURE_INFLATED
-    | FEATURE_TRANSFORMED;
+    | FEATURE_TRANSFORMED
+    | FEATURE_LZMA;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -1,14 +1,14 @@
 //! The extents of a transaction: stored, embedded in their pointers, read, and given up.
 
 use super::{Owner, Txn, TxnCore};
-use crate::codec;
+use crate::codec::{self, CodecId};
 use crate::error::{Error, Result};
 use crate::store::ExtentBytes;
 use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use crate::store::format::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_INFLATED, FEATURE_PAGE_FILTER,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_INFLATED, FEATURE_LZMA, FEATURE_PAGE_FILTER,
     FEATURE_PAGES_APART, FEATURE_TRANSFORMED,
 };
 use crate::store::format::trees::TreeId;
@@ -129,6 +129,9 @@ impl TxnCore {
         }
         if encoding.filter == Filter::Transformed {
             self.incompat |= FEATURE_TRANSFORMED;
+        }
+        if encoding.codec == CodecId::Lzma {
+            self.incompat |= FEATURE_LZMA;
         }
         if encoding.dictionary != 0 {
             self.incompat |= FEATURE_DICTIONARIES;

@@ -1,0 +1,85 @@
+//! The lzma levels: a raw LZMA2 stream by lzma-rust2, with its end marker and no container.
+//!
+//! The window is the whole record, at every level, so nothing about it is stored: a decoder needs
+//! no more than the length that it decodes. Levels 1 to 6 search like the presets of xz with these
+//! numbers, 7 to 9 like preset 6 with ever longer matches; level 9 like `xz -9e`.
+//!
+//! The library keeps nothing from one record to the next. An encoder takes about twelve times the
+//! length of the record, a decoder once that length.
+#![forbid(unsafe_code)]
+
+use std::io::{Cursor, ErrorKind, Read, Write};
+
+use lzma_rust2::{Lzma2Options, Lzma2Reader, Lzma2Writer, LzmaOptions};
+
+use super::corrupt;
+use super::{CodecError, CodecId};
+
+/// The level of the last preset of xz that differs in more than its window.
+const PRESET_MAX: u8 = 6;
+/// The lengths of matches that levels 7 and 8 take without looking for a longer one; level 6 has
+/// 64, and level 9 the longest that there are.
+const NICE_LENS: [u32; 2] = [96, 160];
+
+/// Compresses `src`, which is not empty, into the front of `dst`. Returns the length written, or
+/// `None` if `dst` is too short.
+pub(super) fn compress(level: u8, src: &[u8], dst: &mut [u8]) -> Result<Option<usize>, CodecError> {
+    let mut options = LzmaOptions::with_preset(u32::from(level.min(PRESET_MAX)));
+    if let Some(above) = level.checked_sub(PRESET_MAX + 1) {
+        let nice_len = NICE_LENS.get(usize::from(above)).copied();
+        options.nice_len = nice_len.unwrap_or(LzmaOptions::NICE_LEN_MAX);
+    }
+    options.dict_size = window_len(src.len());
+    let options = Lzma2Options { lzma_options: options, chunk_size: None };
+    let mut writer = Lzma2Writer::new(Cursor::new(dst), options);
+    match writer.write_all(src).and_then(|()| writer.finish()) {
+        Ok(dst) => Ok(Some(dst.position() as usize)),
+        Err(error) if error.kind() == ErrorKind::WriteZero => Ok(None),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// Decompresses `src` into `dst`; returns the length decoded, which is at most `dst`'s.
+pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    let mut rest = src;
+    let mut reader = Lzma2Reader::new(&mut rest, window_len(dst.len()), None);
+    let found = fill(&mut reader, dst)?;
+    if found == dst.len() && reader.read(&mut [0]).map_err(|error| failed(&error))? != 0 {
+        return Err(corrupt(CodecId::Lzma, "more data than the record holds"));
+    }
+    if !rest.is_empty() {
+        return Err(corrupt(CodecId::Lzma, "bytes behind the end of the stream"));
+    }
+    Ok(found)
+}
+
+/// Decompresses as many bytes of `src` as `dst` holds, and nothing behind them. Returns how many
+/// there were.
+pub(super) fn decompress_prefix(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    fill(&mut Lzma2Reader::new(src, window_len(dst.len()), None), dst)
+}
+
+fn fill(reader: &mut Lzma2Reader<impl Read>, dst: &mut [u8]) -> Result<usize, CodecError> {
+    let mut found = 0;
+    while let Some(rest) = dst.get_mut(found..).filter(|rest| !rest.is_empty()) {
+        match reader.read(rest).map_err(|error| failed(&error))? {
+            0 => break,
+            len => found += len,
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the window for a record of `len` bytes. No match reaches back beyond its start.
+fn window_len(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX).max(lzma_rust2::DICT_SIZE_MIN)
+}
+
+fn failed(error: &std::io::Error) -> CodecError {
+    match error.kind() {
+        ErrorKind::OutOfMemory => {
+            CodecError::Library { codec: CodecId::Lzma, reason: "out of memory" }
+        }
+        _ => corrupt(CodecId::Lzma, "invalid LZMA2 stream"),
+    }
+}
