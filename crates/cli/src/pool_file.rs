@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 
+use hardpack::memory::cache_len;
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{File, Options, Pool};
 use hardpack_engine::store::scan;
@@ -13,7 +14,6 @@ use hardpack_engine::{CutShort, Error, SharedCache, SharedCacheSetting, Txg};
 use crate::failure::{Code, Reason};
 use crate::{output, signals, sqlite, text};
 
-const CACHE_BYTES: u64 = 64 << 20;
 /// Names the cache that processes share.
 pub const SHARED_CACHE_VARIABLE: &str = "HARDPACK_SHARED_CACHE";
 /// The number of bytes read at a time.
@@ -50,7 +50,7 @@ impl PartialEq for Digest {
 /// The options with which commands open a pool.
 pub fn options(threads: Option<u16>) -> Options {
     let (is_stopped, shared_cache) = (signals::is_interrupted as fn() -> bool, shared_cache());
-    let options = Options { is_stopped, shared_cache, ..Options::new(CACHE_BYTES) };
+    let options = Options { is_stopped, shared_cache, ..Options::new(cache_len()) };
     match threads {
         Some(threads) => Options { threads: usize::from(threads), ..options },
         None => options,

@@ -58,6 +58,8 @@ mod lock_file;
 mod main_file;
 mod maintenance;
 #[doc(hidden)]
+pub mod memory;
+#[doc(hidden)]
 pub mod mounts;
 pub mod owners;
 mod pool_entry;

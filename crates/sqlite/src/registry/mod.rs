@@ -29,7 +29,7 @@ use hardpack_engine::{Error, Result, SharedCacheSetting};
 
 use crate::fork;
 use crate::maintenance::Maintenance;
-use crate::system;
+use crate::{memory, system};
 use names::NamedDatabase;
 use pool_use::User;
 use shared::SharedCaches;
@@ -42,14 +42,6 @@ pub use names::{
 };
 pub use pool_use::PoolUse;
 pub use writers::{WriterUse, have_one_writer};
-
-/// The cache takes one part in this many of the machine's memory, within the limits that follow.
-const CACHE_PART: u64 = 16;
-const CACHE_LEN_MIN: u64 = 32 << 20;
-const CACHE_LEN_MAX: u64 = 1 << 30;
-const CACHE_LEN_FALLBACK: u64 = 128 << 20;
-/// Overrides the length of the cache, in bytes.
-const CACHE_VARIABLE: &str = "HARDPACK_CACHE_BYTES";
 
 /// What identifies a file on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -127,7 +119,7 @@ impl Registry {
                 now_ns: system::now_ns,
                 owner: || Some(system::owner()),
                 shared_cache: shared_caches.of_environment(),
-                ..Options::new(cache_len())
+                ..Options::new(memory::cache_len())
             },
             shared_caches,
             pools: HashMap::new(),
@@ -138,15 +130,6 @@ impl Registry {
             connections: HashMap::new(),
         }
     }
-}
-
-fn cache_len() -> u64 {
-    if let Some(bytes) = std::env::var(CACHE_VARIABLE).ok().and_then(|text| text.parse().ok()) {
-        return bytes;
-    }
-    system::memory_len().map_or(CACHE_LEN_FALLBACK, |bytes| {
-        (bytes / CACHE_PART).clamp(CACHE_LEN_MIN, CACHE_LEN_MAX)
-    })
 }
 
 fn key_of(path: &Path) -> Result<FileKey> {
