@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::system;
 
-/// The caches take one part in this many of the memory that there is, within the limits that follow.
+/// The caches take one part in this many of the memory that there is, within the next two limits.
 const CACHE_PART: u64 = 16;
 const CACHE_LEN_MIN: u64 = 32 << 20;
 const CACHE_LEN_MAX: u64 = 1 << 30;
