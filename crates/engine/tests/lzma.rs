@@ -89,7 +89,7 @@ fn the_feature_comes_with_the_first_record() {
     assert!(has_feature(&pool));
 }
 
-/// Segments take less than with zstd's strongest level, whatever is in them.
+/// Segments take less than with zstd's strongest level.
 #[test]
 fn segments_take_less() {
     let files = files();
