@@ -8,7 +8,7 @@ Each DIR is a family: releases of a program, trees of sources, images. It is sto
 * with 'hardpack put', with the defaults, with dedup=on, with dedup=on and chunking=auto, and with 128 KiB records,
   dedup=on and gzip-9;
 * the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
-  records also with --inflate;
+  records also with --inflate, and with lzma-9;
 * with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB), borg (zstd-9) and restic (max), as far as they are
   installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with duperemove if it is installed. Of btrfs
   the space in use counts, beyond that of the empty file system; the kernel's processor time is not in the table.
@@ -80,6 +80,7 @@ def pools(args, family, work):
             ("", "1.hpk", []),
             ("chunks ", "2.hpk", []),
             ("inflate ", "1.hpk", ["--inflate"]),
+            ("lzma ", "1.hpk", ["--compression", "lzma-9"]),
         ):
             pool = os.path.join(work, "%s%s.hpk" % (what.strip(), size))
             shutil.copyfile(os.path.join(work, source), pool)

@@ -34,6 +34,7 @@ second. --segment then counts the data, not the deflated bytes.
 Examples:
   hardpack optimize releases.hpk
   hardpack optimize --segment 1M --compression zstd-12 archive.hpk/old
+  hardpack optimize --segment 16M --compression lzma-9 archive.hpk     smallest, slower to read
   hardpack optimize --inflate jars.hpk
   hardpack optimize --again=related releases.hpk     after a new release was added";
 
