@@ -1,5 +1,6 @@
 """pack, unpack, info and check, and what happens if they are stopped."""
 
+import base64
 import os
 import signal
 import sqlite3
@@ -94,10 +95,10 @@ class Enough(Exception):
 
 @pytest.fixture
 def large(work):
-    """What takes far longer to pack than a signal to the command."""
+    """What takes far longer to pack than a signal to the command: noise would not even be tried at a slow level."""
     with open("large", "wb") as file:
         for _ in range(40):
-            file.write(os.urandom(1 << 20))
+            file.write(base64.b64encode(os.urandom(1 << 20)))
 
 
 def test_a_callback_that_raises_stops_the_work(large):
