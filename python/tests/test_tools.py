@@ -95,7 +95,7 @@ class Enough(Exception):
 
 @pytest.fixture
 def large(work):
-    """What takes far longer to pack than a signal to the command: noise would not even be tried at a slow level."""
+    """Takes far longer to pack than a signal takes. Noise would not: no slow level is tried."""
     with open("large", "wb") as file:
         for _ in range(40):
             file.write(base64.b64encode(os.urandom(1 << 20)))
