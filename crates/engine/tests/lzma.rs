@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use common::media::{MACHINES, code, sound};
 use common::segments::{
-    Files, GOAL, assert_holds, compact, file_at, golden_pool, optimize, pointers, pool_of, put,
-    put_equal, recorded, sent,
+    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, file_at,
+    golden_pool, optimize, pointers, pool_of, put, put_equal, recorded, reopened, sent,
 };
 use common::sim_device::{Disk, SimDevice};
-use common::{Rng, options, problems, read_all};
+use common::{Rng, options, problems};
 use hardpack_engine::codec::{CodecId, Compression};
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Again, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Filter;
@@ -47,11 +47,6 @@ fn files() -> Files {
 
 fn has_feature(pool: &Pool) -> bool {
     pool.state().superblock.incompat & FEATURE_LZMA != 0
-}
-
-/// Opens the image of a pool with nothing cached.
-fn reopened(device: &MemoryDevice) -> Pool {
-    Pool::open(Arc::new(MemoryDevice::new(device.image())), options(1 << 20)).unwrap()
 }
 
 fn count_lzma(pool: &Pool) -> usize {
@@ -113,16 +108,7 @@ fn parts_of_segments_are_read_at_random_shared_and_sent() {
     let (device, pool) = pool_of(&files, &[(Property::Dedup, "on")]);
     optimize(&pool, LZMA);
     put_equal(&pool, &mut files, 3);
-    let found = reopened(&device);
-    let mut rng = Rng(4);
-    for _ in 0..100 {
-        let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
-        let at = rng.below(bytes.len() as u64) as usize;
-        let mut part = vec![0; 1 + rng.below(20_000) as usize];
-        let len = file_at(&found, path).read_at(&mut part, at as u64).unwrap();
-        assert_eq!(len, part.len().min(bytes.len() - at));
-        assert!(part[..len] == bytes[at..at + len], "{at}");
-    }
+    assert_parts_hold(&reopened(&device), &files, 100);
     let (stream, device, target, there) = sent(&pool, &files);
     assert_eq!(stream[12] & 64, 64, "the stream says that it has them");
     assert!(has_feature(&target));
@@ -136,22 +122,7 @@ fn damage_is_reported() {
     let files = files();
     let (device, pool) = pool_of(&files, &[(Property::Compression, "lzma-2")]);
     pool.close().unwrap();
-    let mut damaged = 0;
-    for at in (50_000..device.image().len()).step_by(10_007) {
-        let mut image = device.image();
-        image[at] ^= 4;
-        let Ok(pool) = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)) else {
-            continue;
-        };
-        let found: Vec<_> =
-            files.iter().map(|(path, bytes)| (read_all(&file_at(&pool, path)), bytes)).collect();
-        assert!(found.iter().all(|(read, bytes)| read.as_ref().is_ok_and(|it| it == *bytes)
-            || read.as_ref().is_err_and(hardpack_engine::Error::is_corruption)));
-        if found.iter().any(|(read, _)| read.is_err()) {
-            damaged += 1;
-            assert!(!problems(&pool).unwrap().is_empty(), "byte {at}: check finds nothing");
-        }
-    }
+    let damaged = assert_damage_is_reported(&device, &files, 10_007);
     assert!(damaged > 5, "{damaged}");
 }
 

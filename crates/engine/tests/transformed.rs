@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use common::media::{MACHINES, Machine, code, sound};
 use common::segments::{
-    Files, GOAL, assert_holds, compact, file_at, golden_pool, optimize, pointers, pool_of,
-    put_equal, recorded, sent,
+    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, file_at,
+    golden_pool, optimize, pointers, pool_of, put_equal, recorded, reopened, sent,
 };
 use common::sim_device::{Disk, SimDevice};
-use common::{Rng, options, problems, read_all};
+use common::{Rng, options};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Again, Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Filter;
@@ -47,11 +47,6 @@ fn media_of(code_len: usize) -> Files {
 
 fn has_feature(pool: &Pool) -> bool {
     pool.state().superblock.incompat & FEATURE_TRANSFORMED != 0
-}
-
-/// Opens the image of a pool with nothing cached.
-fn reopened(device: &MemoryDevice) -> Pool {
-    Pool::open(Arc::new(MemoryDevice::new(device.image())), options(1 << 20)).unwrap()
 }
 
 fn count_transformed(pool: &Pool) -> usize {
@@ -128,17 +123,7 @@ fn parts_are_read_at_random() {
     let files = media();
     let (device, pool) = pool_of(&files, &[]);
     optimize(&pool, GOAL);
-    let pool = reopened(&device);
-    let mut rng = Rng(4);
-    for _ in 0..200 {
-        let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
-        let at = rng.below(bytes.len() as u64) as usize;
-        let len = 1 + rng.below(20_000) as usize;
-        let mut found = vec![0; len];
-        let count = file_at(&pool, path).read_at(&mut found, at as u64).unwrap();
-        assert_eq!(count, len.min(bytes.len() - at));
-        assert!(found[..count] == bytes[at..at + count], "{at} {len}");
-    }
+    assert_parts_hold(&reopened(&device), &files, 200);
 }
 
 #[test]
@@ -179,26 +164,7 @@ fn damage_is_reported() {
     optimize(&pool, GOAL);
     compact(&pool);
     pool.close().unwrap();
-    let mut damaged = 0;
-    for at in (50_000..device.image().len()).step_by(20_011) {
-        let mut image = device.image();
-        image[at] ^= 4;
-        let Ok(pool) = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)) else {
-            continue;
-        };
-        let mut is_whole = true;
-        for (path, bytes) in &files {
-            match read_all(&file_at(&pool, path)) {
-                Ok(found) => assert!(found == *bytes, "byte {at}: other bytes without an error"),
-                Err(_) => is_whole = false,
-            }
-        }
-        if !is_whole {
-            damaged += 1;
-            assert!(!problems(&pool).unwrap().is_empty(), "byte {at}: check finds nothing");
-        }
-    }
-    assert!(damaged > 0);
+    assert!(assert_damage_is_reported(&device, &files, 20_011) > 0);
 }
 
 /// The power fails while segments are made, made anew, and moved: each file holds what it held.

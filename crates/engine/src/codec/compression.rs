@@ -124,7 +124,7 @@ static FAMILIES: [Family; 9] = [
         levels: &[1, 2, 3, 4, 5, 6, 7, 8, 9],
         default_level: 6,
         levels_text: "-1..-9",
-        summary: "smallest, for archives; reads at a fifth of zstd's speed",
+        summary: "smallest, for archives; takes several times as long to read as zstd",
         make: |level| Compression::Lzma(level as u8),
     },
 ];

@@ -45,6 +45,11 @@ pub fn open(device: &Arc<MemoryDevice>) -> Pool {
     Pool::open(device.clone() as Arc<dyn Device>, options(8 << 20)).unwrap()
 }
 
+/// Opens the image of a pool with nothing cached.
+pub fn reopened(device: &MemoryDevice) -> Pool {
+    Pool::open(Arc::new(MemoryDevice::new(device.image())), options(1 << 20)).unwrap()
+}
+
 /// Makes a pool with these files.
 pub fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
     let (device, pool) = empty_pool(properties);
@@ -69,6 +74,47 @@ pub fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
         assert!(found == *bytes, "{}", String::from_utf8_lossy(path));
     }
     assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+}
+
+/// Reads so many parts of the files at random.
+pub fn assert_parts_hold(pool: &Pool, files: &Files, count: usize) {
+    let mut rng = Rng(4);
+    for _ in 0..count {
+        let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
+        let at = rng.below(bytes.len() as u64) as usize;
+        let mut found = vec![0; 1 + rng.below(20_000) as usize];
+        let len = file_at(pool, path).read_at(&mut found, at as u64).unwrap();
+        assert_eq!(len, found.len().min(bytes.len() - at));
+        assert!(found[..len] == bytes[at..at + len], "{at} {}", found.len());
+    }
+}
+
+/// Flips a bit at every `step` bytes of a closed pool, one at a time: a file that cannot be read is
+/// reported as damaged, and the others are whole. Returns with how many bits one cannot be read.
+pub fn assert_damage_is_reported(device: &MemoryDevice, files: &Files, step: usize) -> usize {
+    let mut damaged = 0;
+    for at in (50_000..device.image().len()).step_by(step) {
+        let mut image = device.image();
+        image[at] ^= 4;
+        let Ok(pool) = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)) else {
+            continue;
+        };
+        let mut is_whole = true;
+        for (path, bytes) in files {
+            match read_all(&file_at(&pool, path)) {
+                Ok(found) => assert!(found == *bytes, "byte {at}: other bytes without an error"),
+                Err(error) => {
+                    assert!(error.is_corruption(), "byte {at}: {error}");
+                    is_whole = false;
+                }
+            }
+        }
+        if !is_whole {
+            damaged += 1;
+            assert!(!problems(&pool).unwrap().is_empty(), "byte {at}: check finds nothing");
+        }
+    }
+    damaged
 }
 
 pub fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
