@@ -19,6 +19,7 @@ mod buffer;
 pub mod cache;
 pub mod compact;
 pub mod compact_shared;
+mod company;
 pub mod dictionaries;
 mod durability;
 mod extent;
@@ -58,6 +59,7 @@ use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
 
+use self::company::Company;
 pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
 pub use self::filling::Filling;
@@ -138,6 +140,7 @@ pub struct Store {
     scope_test: OnceLock<IsBelow>,
     /// How old the pins of readers may become.
     pin_limit: PinLimit,
+    company: Mutex<Company>,
     /// The snapshot that the store is pinned to, if any.
     origin: Option<Origin>,
 }

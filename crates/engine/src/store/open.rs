@@ -196,6 +196,7 @@ impl Store {
             index: Mutex::default(),
             scope_test: OnceLock::new(),
             pin_limit: PinLimit::default(),
+            company: Mutex::default(),
             origin: None,
         }
     }

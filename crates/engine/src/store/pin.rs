@@ -249,13 +249,18 @@ impl Store {
         Ok(found.into_iter().map(Txg).collect())
     }
 
-    /// Sets what limits the age of pins, once, and the clock that measures it.
+    /// Sets what limits the age of pins, once, and the clock.
     pub(crate) fn set_pin_limit(
         &self,
         limit_of: LimitOf,
         clock: Arc<dyn Fn() -> Duration + Send + Sync>,
     ) {
         let _ = self.pin_limit.source.set((limit_of, clock));
+    }
+
+    /// Returns the time by the clock that was set, if one was.
+    pub(in crate::store) fn now(&self) -> Option<Duration> {
+        self.pin_limit.source.get().map(|(_, clock)| clock())
     }
 
     /// Returns the oldest txg up to `durable` that anybody has pinned, for a transaction on `base`,

@@ -5,7 +5,7 @@ use super::padding::Padding;
 use super::report::CheckReport;
 use crate::error::{Error, Location, Result};
 use crate::pool::extents::{NO_DELTA, delta, parse_file_extent};
-use crate::pool::write::jobs::parallel;
+use crate::pool::write::workers::Workers;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::format::pointer::{Pointer, pointer_in};
 use crate::store::sharing::index::parse_index_key;
@@ -73,7 +73,8 @@ pub(super) fn verify_batch(
     threads: usize,
     report: &mut CheckReport,
 ) -> Result<()> {
-    let verified = parallel(batch.len(), threads.min(batch.len()), |index| {
+    let workers = Workers::new(threads).at_most(batch.len());
+    let verified = workers.run(batch.len(), |index| {
         let (_, _, pointer) = &batch[index];
         if padding.is_known_segment(pointer) {
             return Ok(None);

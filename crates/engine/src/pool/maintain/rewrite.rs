@@ -27,6 +27,7 @@ use crate::pool::write::batch::Batch;
 use crate::pool::write::dictionaries;
 use crate::pool::write::encode::encode_all;
 use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Txn};
@@ -280,8 +281,9 @@ impl<'a> Rewrite<'a> {
                 sampled_now += region.stored_len();
             }
             let refs: Vec<_> = jobs.iter().map(|job| (&self.target, job)).collect();
-            let threads = self.target.threads;
-            let encoded = encode_all(&refs, self.pool.store().ashift(), threads)?;
+            let store = self.pool.store();
+            let workers = Workers::beside_others(store, self.target.threads);
+            let encoded = encode_all(&refs, store.ashift(), workers)?;
             let stored = jobs.iter().zip(&encoded).map(|(job, e)| e.stored(job).len() as u64);
             sampled_then += stored.sum::<u64>();
         }

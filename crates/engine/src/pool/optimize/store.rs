@@ -13,7 +13,7 @@ use crate::pool::extents::source::Source;
 use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range};
 use crate::pool::namespace::entries;
 use crate::pool::namespace::props::Dedup;
-use crate::pool::write::jobs::parallel;
+use crate::pool::write::workers::Workers;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer, sectors_for};
 use crate::store::format::refs::{ContentHash, PartContent};
@@ -91,7 +91,8 @@ impl Optimisation {
         if planned.is_empty() {
             return Ok(false);
         }
-        let segments = parallel(planned.len(), threads, |index| self.prepare(&planned[index]))?;
+        let workers = Workers::beside_others(self.pool.store(), threads);
+        let segments = workers.run(planned.len(), |index| self.prepare(&planned[index]))?;
         for (segment, overtaken) in segments {
             if let Some(segment) = segment {
                 self.exchange(&segment)?;

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
-use crate::pool::write::jobs::parallel;
+use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::{EXTENT_LEN_MAX, Place, Pointer, span_of};
 use crate::store::format::refs::HashKind;
 use crate::store::holds::Holds;
@@ -347,7 +347,7 @@ impl Optimisation {
     /// Looks at the next records. Returns false when there are no more, or enough for one pass.
     pub(super) fn survey_step(&mut self) -> Result<bool> {
         let candidates = self.gather()?;
-        let threads = self.pool.options().threads.min(candidates.len());
+        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads);
         let (pool, by_place, goal) = (&self.pool, &self.survey.by_place, self.goal);
         let follow_limit = FollowLimit::new(FOLLOW_PARTS_MAX * SURVEY_STEP_LEN);
         let is_known = |candidate: &Candidate| {
@@ -356,7 +356,7 @@ impl Optimisation {
         // What is in segments already is read from one after the other, each decoded once.
         let mut order: Vec<usize> = (0..candidates.len()).collect();
         order.sort_by_key(|index| candidates[*index].place());
-        let looked = parallel(order.len(), threads, |at| {
+        let looked = workers.at_most(order.len()).run(order.len(), |at| {
             let candidate = &candidates[order[at]];
             if is_known(candidate) {
                 return Ok(Ok(None));

@@ -23,6 +23,7 @@ use crate::pool::namespace::entries::{self, Attributes, Identity, Kind};
 use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::workers::Workers;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::format::refs::ContentHash;
@@ -279,7 +280,7 @@ impl Apply {
         let content = check_content(txn.store(), pointer, stored)?.into_owned();
         let job = Job::record(at.offset, content, pointer.span_log2);
         let jobs = [(&target, job)];
-        let plan = dedup::plan(txn, &jobs, 1)?.pop();
+        let plan = dedup::plan(txn, &jobs, Workers::new(1))?.pop();
         let Some(Plan { content: Some(hash), known, replaces }) = plan else {
             return Ok((None, None));
         };

@@ -27,7 +27,8 @@ use crate::pool::namespace::nameless;
 use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::snapshots::rollback::{refuse, roll_back};
 use crate::pool::write::batch::Batch;
-use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
+use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::workers::Workers;
 use crate::pool::{Pool, ROOT};
 use crate::store::format::snapshot::{Scope, Snapshot};
 use crate::store::snapshots::differ::differences;
@@ -388,8 +389,8 @@ impl<'p> Receive<'p> {
             .into_iter()
             .map(|frame| Ok((frame.number, decode(&frame)?)))
             .collect::<Result<_>>()?;
-        let threads = threads_for(self.pool.options().threads, bodies.len());
-        let verified = parallel(bodies.len(), threads, |index| {
+        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads);
+        let verified = workers.for_jobs(bodies.len()).run(bodies.len(), |index| {
             let (number, body) = &bodies[index];
             let verified = verify(self.pool.store(), body);
             verified.map_err(|error| error.or_at(|| Location::Frame(*number)))

@@ -24,7 +24,7 @@ use crate::pool::extents::change::add_file_extent;
 use crate::pool::extents::{UNIT_LEN, file_extent_key};
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
-use crate::pool::write::jobs::{parallel, threads_for};
+use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::{Place, Pointer, data_pointer};
 use crate::store::trees::TreeId;
 use crate::store::{Filling, Txn};
@@ -150,8 +150,8 @@ impl Staging {
         batch: Vec<Record>,
         begin: &mut dyn FnMut() -> Result<Txn>,
     ) -> Result<Txn> {
-        let threads = threads_for(pool.options().threads, batch.len());
-        parallel(batch.len(), threads, |index| {
+        let workers = Workers::beside_others(pool.store(), pool.options().threads);
+        workers.for_jobs(batch.len()).run(batch.len(), |index| {
             let Record { number, sent, stored, .. } = &batch[index];
             let checked = check_content(pool.store(), sent, stored).map(drop);
             checked.map_err(|error| error.or_at(|| Location::Frame(*number)))

@@ -10,7 +10,7 @@ use crate::error::{Error, Location, Result};
 use crate::pool::extents::file_extent_key;
 use crate::pool::extents::source::Source;
 use crate::pool::namespace::edit::Edit;
-use crate::pool::write::jobs::parallel;
+use crate::pool::write::workers::Workers;
 use crate::pool::{Attributes, Kind, Pool, ROOT, entries};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
@@ -204,7 +204,7 @@ fn extents_are_named_by_their_bytes() {
 fn a_lost_worker_is_a_defect_and_no_damage() {
     for threads in [1, 4] {
         let done = std::panic::catch_unwind(|| {
-            parallel(50, threads, |index| match index {
+            Workers::new(threads).run(50, |index| match index {
                 37 => panic!("number {index} is odd"),
                 index => Ok(index),
             })
@@ -222,7 +222,7 @@ fn a_lost_worker_is_a_defect_and_no_damage() {
             }
         }
     }
-    assert_eq!(parallel(50, 4, Ok).unwrap(), (0..50).collect::<Vec<_>>());
+    assert_eq!(Workers::new(4).run(50, Ok).unwrap(), (0..50).collect::<Vec<_>>());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::pool::namespace::props::Dedup;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
+use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Store, Txn};
@@ -36,12 +37,12 @@ pub(in crate::pool) fn store_batches(
     batches: Vec<(&WriteTarget, Vec<Job>)>,
 ) -> Result<u64> {
     let ashift = txn.store().ashift();
-    let threads = batches.first().map_or(1, |(target, _)| target.threads);
+    let workers = Workers::new(batches.first().map_or(1, |(target, _)| target.threads));
     let jobs = batches.into_iter();
     let jobs: Vec<(&WriteTarget, Job)> =
         jobs.flat_map(|(target, jobs)| jobs.into_iter().map(move |job| (target, job))).collect();
-    let plans = dedup::plan(txn, &jobs, threads)?;
-    let mut batch = Batch::encode(jobs, plans, ashift, threads)?;
+    let plans = dedup::plan(txn, &jobs, workers)?;
+    let mut batch = Batch::encode(jobs, plans, ashift, workers)?;
     batch.store(txn, 0..batch.items.len())?;
     Ok(batch.encoded_len)
 }
@@ -82,9 +83,10 @@ impl<'t> Batch<'t> {
             txn.commit(Durability::Visible)?;
         }
         let threads = jobs.first().map_or(1, |(target, _)| target.threads);
+        let workers = Workers::beside_others(store, threads);
         let plans = store
-            .with_state(|state| dedup::plan(&mut Committed::new(store, state), &jobs, threads))?;
-        Batch::encode(jobs, plans, store.ashift(), threads)
+            .with_state(|state| dedup::plan(&mut Committed::new(store, state), &jobs, workers))?;
+        Batch::encode(jobs, plans, store.ashift(), workers)
     }
 
     /// Encodes the jobs that are not stored yet, for sectors of `2^ashift` bytes.
@@ -92,7 +94,7 @@ impl<'t> Batch<'t> {
         jobs: Vec<(&'t WriteTarget, Job)>,
         plans: Vec<Plan>,
         ashift: Ashift,
-        threads: usize,
+        workers: Workers,
     ) -> Result<Batch<'t>> {
         let is_new = |index: &usize| matches!(plans[*index].known, Known::No);
         let new: Vec<usize> = (0..jobs.len()).filter(is_new).collect();
@@ -100,7 +102,7 @@ impl<'t> Batch<'t> {
             new.iter().map(|i| (jobs[*i].0, &jobs[*i].1)).collect();
         let records = refs.iter().filter(|(_, job)| job.span_log2.is_some());
         let encoded_len = records.map(|(_, job)| job.bytes.len() as u64).sum();
-        let encoded = encode_all(&refs, ashift, threads)?;
+        let encoded = encode_all(&refs, ashift, workers)?;
         let mut items: Vec<Item<'t>> = jobs
             .into_iter()
             .zip(plans)

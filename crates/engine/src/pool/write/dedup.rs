@@ -19,7 +19,8 @@ use crate::pool::extents::source::Source;
 use crate::pool::extents::{FileExtent, record_at};
 use crate::pool::namespace::props::{Dedup, FilterChoice};
 use crate::pool::write::encode::EncodedJob;
-use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
+use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::workers::Workers;
 use crate::store::dictionaries::dictionary_key;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
@@ -59,10 +60,10 @@ fn hash_kind(target: &WriteTarget, job: &Job) -> Option<HashKind> {
 pub(in crate::pool) fn plan(
     source: &mut impl Source,
     jobs: &[(&WriteTarget, Job)],
-    threads: usize,
+    workers: Workers,
 ) -> Result<Vec<Plan>> {
     let records = jobs.iter().filter(|(target, job)| hash_kind(target, job).is_some()).count();
-    let hashes = parallel(jobs.len(), threads_for(threads, records), |index| {
+    let hashes = workers.for_jobs(records).run(jobs.len(), |index| {
         let (target, job) = &jobs[index];
         Ok(hash_kind(target, job).map(|kind| kind.of(&job.bytes)))
     })?;

@@ -15,7 +15,8 @@ use crate::codec::{
 use crate::error::{Error, Result};
 use crate::pool::namespace::props::FilterChoice;
 use crate::pool::write::history::{FilterStreak, Ways};
-use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
+use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::workers::Workers;
 use crate::store::Encoding;
 use crate::store::format::pointer::{EMBEDDED_LEN_MAX, Filter};
 use crate::units::Ashift;
@@ -76,15 +77,15 @@ impl EncodedJob {
     }
 }
 
-/// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
+/// Encodes jobs, for sectors of `2^ashift` bytes.
 pub(in crate::pool) fn encode_all(
     jobs: &[(&WriteTarget, &Job)],
     ashift: Ashift,
-    threads: usize,
+    workers: Workers,
 ) -> Result<Vec<EncodedJob>> {
     // Deltas take too little time to share.
     let heavy = jobs.iter().filter(|(_, job)| job.delta.is_none()).count();
-    parallel(jobs.len(), threads_for(threads, heavy), |index| {
+    workers.for_jobs(heavy).run(jobs.len(), |index| {
         let (target, job) = jobs[index];
         if (target.is_stopped)() {
             return Err(Error::Stopped);

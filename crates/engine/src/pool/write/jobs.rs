@@ -4,12 +4,10 @@
 //! A job is encoded first (see `encode.rs`); many jobs form a batch (see `batch.rs`). This module
 //! does not decide what becomes a record and what a patch.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::codec::{Dictionary, Encoded};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pool::Options;
 use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::record_at;
@@ -20,11 +18,7 @@ use crate::pool::write::history::History;
 use crate::store::format::pointer::{Place, Pointer, span_of};
 use crate::store::trees::TreeId;
 use crate::store::{Encoding, Txn};
-use crate::system;
 use crate::units::FileId;
-
-/// Each thread must have at least this many jobs to be worth it.
-const JOBS_PER_THREAD_MIN: usize = 3;
 
 /// The file that jobs belong to, and the settings to write it with.
 #[derive(Clone)]
@@ -136,40 +130,6 @@ impl Job {
     pub fn content(&self) -> &[u8] {
         self.delta.as_ref().unwrap_or(&self.bytes)
     }
-}
-
-/// Calls `work` with each index below `count` on up to `threads` threads and collects the results.
-pub(in crate::pool) fn parallel<R: Send>(
-    count: usize,
-    threads: usize,
-    work: impl Fn(usize) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
-    if threads <= 1 {
-        return (0..count).map(work).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let slots: Vec<Mutex<Option<Result<R>>>> = (0..count).map(|_| Mutex::new(None)).collect();
-    let run = || {
-        while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < count) {
-            // Whoever panics here breaks nothing of others: what it shares, it changes as a whole.
-            let done = catch_unwind(AssertUnwindSafe(|| work(index)))
-                .unwrap_or_else(|panic| Err(Error::panicked("a worker thread", &*panic)));
-            if let Ok(mut slot) = slots[index].lock() {
-                *slot = Some(done);
-            }
-        }
-    };
-    system::run_on_threads(threads, run);
-    let lost = || Error::internal("a worker thread left without its result");
-    slots
-        .into_iter()
-        .map(|slot| slot.into_inner().ok().flatten().unwrap_or_else(|| Err(lost())))
-        .collect()
-}
-
-/// Returns how many of `threads` are worth using for this many jobs.
-pub(in crate::pool) fn threads_for(threads: usize, jobs: usize) -> usize {
-    threads.min(jobs / JOBS_PER_THREAD_MIN).max(1)
 }
 
 /// Replaces the pointers in the place of a job with `pointer`. Returns `None` if no pointer is left

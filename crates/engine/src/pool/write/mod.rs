@@ -24,6 +24,7 @@ pub(in crate::pool) mod encode;
 pub(in crate::pool) mod history;
 pub(in crate::pool) mod jobs;
 pub(in crate::pool) mod syncing;
+pub(in crate::pool) mod workers;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
