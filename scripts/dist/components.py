@@ -51,7 +51,7 @@ def licences(packages):
         folder = pathlib.Path(package["manifest_path"]).parent
         texts = {
             path.read_text(errors="replace").strip()
-            for pattern in ["*", "*/*", "*/*/*"]
+            for pattern in ["*", "*/*", "*/*/*", "*/*/*/*"]
             for path in folder.glob(pattern)
             if path.is_file() and path.name.upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"))
         }

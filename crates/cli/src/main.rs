@@ -40,6 +40,11 @@ use std::process::ExitCode;
 use crate::args::Command;
 use crate::failure::Failure;
 
+/// The allocator of musl is made to be small: with it, most commands take a third longer.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let mut command = args::parse().command;
     match catch_unwind(AssertUnwindSafe(|| {

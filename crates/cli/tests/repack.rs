@@ -52,6 +52,44 @@ fn unfinished(pool: &Path) -> Option<Repack> {
     engine.unfinished_repack(engine.only_file().unwrap().file).unwrap()
 }
 
+/// What a command tells programs of its progress.
+fn steps_of(command: &[&str], pool: &Path) -> Vec<serde_json::Value> {
+    let mut hardpack = hardpack();
+    let output =
+        hardpack.args(command).arg(pool).env("HARDPACK_PROGRESS", "json").output().unwrap();
+    let lines = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{lines}");
+    let step = |line| serde_json::from_str::<serde_json::Value>(line).unwrap()["progress"].take();
+    lines.lines().map(step).collect()
+}
+
+#[test]
+fn several_files_have_one_progress() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    for n in 0..5 {
+        fs::write(tree.join(n.to_string()), random_bytes(100_000 + n, n as u64)).unwrap();
+    }
+    let pool = directory.path().join("pool.hpk");
+    hardpack().args(["put", "-q"]).args([&tree, &pool]).assert().success();
+    for (command, label) in [
+        (&["repack", "--estimate", "--compression", "zstd-9"][..], "compressing a sample"),
+        (&["repack", "--compression", "zstd-9"], "repacking 5 files"),
+    ] {
+        let steps = steps_of(command, &pool);
+        let last = steps.last().unwrap();
+        assert_eq!(
+            (&last["done"], &last["total"]),
+            (&500_010.into(), &500_010.into()),
+            "{steps:?}"
+        );
+        let done: Vec<_> = steps.iter().map(|step| step["done"].as_u64().unwrap()).collect();
+        assert!(done.is_sorted(), "{steps:?}");
+        assert!(steps.iter().all(|step| step["step"] == label), "{steps:?}");
+    }
+}
+
 #[test]
 fn a_repack_rewrites_what_is_not_as_wanted() {
     let (_directory, path, pool) = packed(3 << 20, &["--compression", "lz4"]);

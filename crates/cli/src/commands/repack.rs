@@ -62,17 +62,18 @@ fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason
     Ok(goal)
 }
 
-/// The named file, or all files below the named directory, each once.
-fn files(opened: &Opened) -> Result<Vec<FileId>, Reason> {
+/// The named file, or all files below the named directory, each once, with their lengths.
+fn files(opened: &Opened) -> Result<Vec<(FileId, u64)>, Reason> {
     let entry = opened.file_or_entry()?;
     if entry.kind != Kind::Directory {
-        return Ok(vec![entry.file]);
+        return Ok(vec![(entry.file, opened.pool.attributes(entry.file)?.len)]);
     }
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     opened.walk(entry.file, &mut |_, entry, attributes| {
         let is_new = attributes.link_count < 2 || seen.insert(entry.file);
-        files.extend((entry.kind == Kind::File && is_new).then_some(entry.file));
+        let is_wanted = entry.kind == Kind::File && is_new;
+        files.extend(is_wanted.then_some((entry.file, attributes.len)));
         Ok(true)
     })?;
     Ok(files)
@@ -80,12 +81,18 @@ fn files(opened: &Opened) -> Result<Vec<FileId>, Reason> {
 
 fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
     let opened = args.pool.open(args.work.threads)?;
+    let files = files(&opened)?;
     let mut sum = Estimate::default();
-    for file in files(&opened)? {
+    let whole_len = files.iter().map(|(_, len)| len).sum::<u64>();
+    let label = "compressing a sample".into();
+    let mut progress = Progress::new(label, whole_len.min(SAMPLE_LEN), args.work.quiet);
+    for (file, _) in files {
         // With many files, an equal share of the sample each would be too little; the first files
         // get most of it.
-        let left = SAMPLE_LEN.saturating_sub(sum.sampled_len);
-        let found = match estimate_file(args, &opened.pool, file, left.max(SAMPLE_LEN_MIN)) {
+        let left = SAMPLE_LEN.saturating_sub(sum.sampled_len).max(SAMPLE_LEN_MIN);
+        let before = sum.sampled_len;
+        let mut at = |sampled| progress.at(before + sampled);
+        let found = match estimate_file(args, &opened.pool, file, left, &mut at) {
             Err(_) if is_gone(&opened.pool, file)? => continue,
             found => found?,
         };
@@ -93,7 +100,9 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
         sum.stored_now += found.stored_now;
         sum.stored_then += found.stored_then;
         sum.sampled_len += found.sampled_len;
+        progress.at(sum.sampled_len);
     }
+    progress.finish();
     Ok(sum)
 }
 
@@ -102,10 +111,9 @@ fn estimate_file(
     pool: &Pool,
     file: FileId,
     sample_len: u64,
+    at: &mut dyn FnMut(u64),
 ) -> Result<Estimate, Reason> {
     let goal = goal(args, pool, file)?;
-    let len = sample_len.min(pool.attributes(file)?.len);
-    let mut progress = Progress::new("compressing a sample".into(), len, args.work.quiet);
     // No lock is needed, since the result is not stored.
     let clearing = match clears(pool, file, &goal)? {
         true => clearing(pool, file)?,
@@ -114,12 +122,32 @@ fn estimate_file(
     let clear = clear_with(clearing.as_ref());
     let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
     let estimate = pool.estimate_repack(file, goal, sample_len, clear, &mut |sampled| {
-        progress.at(sampled);
+        at(sampled);
         !signals::is_interrupted()
     })?;
     signals::check()?;
-    progress.finish();
     Ok(estimate)
+}
+
+/// How far the files have got, one after the other.
+struct Course {
+    progress: Progress,
+    /// The length of the files before the one at hand, in bytes.
+    before: u64,
+    /// The length of all files, in bytes.
+    total: u64,
+}
+
+impl Course {
+    /// Notes how far the file at hand has got.
+    fn at(&mut self, position: u64) {
+        self.progress.at(self.before + position);
+    }
+
+    /// The part that is done if the file at hand has got this far, in percent.
+    fn percent(&self, position: u64) -> f64 {
+        quotient(self.before + position, self.total) * 100.0
+    }
 }
 
 /// Repacks each file. Also returns the goal of the last one, for the report.
@@ -127,21 +155,33 @@ fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
     let opened = args.pool.open_writable(args.work.threads)?;
     let files = files(&opened)?;
     let mut sum = Step::default();
-    let mut goal = None;
+    let mut last_goal = None;
     let is_one_of_many = opened.file_or_entry()?.kind == Kind::Directory;
-    for file in &files {
-        match repack_file(args, &opened, *file, is_one_of_many) {
+    let label = match &files[..] {
+        [(file, _)] => {
+            let goal = goal(args, &opened.pool, *file)?;
+            format!("repacking to {}", goal.get(Property::Compression))
+        }
+        files => format!("repacking {} files", files.len()),
+    };
+    let total = files.iter().map(|(_, len)| len).sum();
+    let progress = Progress::new(label, total, args.work.quiet);
+    let mut course = Course { progress, before: 0, total };
+    for (file, len) in &files {
+        match repack_file(args, &opened, *file, &mut course) {
             Ok((repack, done)) => {
                 sum.add(done);
-                goal = Some(repack.goal);
+                last_goal = Some(repack.goal);
             }
             // It was removed meanwhile.
             Err(_) if is_one_of_many && is_gone(&opened.pool, *file)? => {}
             Err(reason) => return Err(reason),
         }
+        course.before += len;
     }
+    course.progress.finish();
     finish(&opened.pool)?;
-    Ok((goal, sum))
+    Ok((last_goal, sum))
 }
 
 /// Whether a file has been removed meanwhile.
@@ -157,7 +197,7 @@ fn repack_file(
     args: &RepackArgs,
     opened: &Opened,
     file: FileId,
-    is_one_of_many: bool,
+    course: &mut Course,
 ) -> Result<(Repack, Step), Reason> {
     let pool = &opened.pool;
     let mut limits =
@@ -171,8 +211,6 @@ fn repack_file(
     };
     let clear = clear_with(clearing.as_ref());
     let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
-    let label = format!("repacking to {}", repack.goal.get(Property::Compression));
-    let mut progress = Progress::new(label, len, args.work.quiet || is_one_of_many);
     let mut sum = Step::default();
     for _ in 0..PASS_COUNT_MAX {
         let overtaken = sum.overtaken;
@@ -180,7 +218,9 @@ fn repack_file(
             let began = Instant::now();
             match pool.repack_step(&mut repack, &limits, clear) {
                 // The last step is abandoned.
-                Err(Error::Stopped) => return Err(interrupted(pool, &repack, len)),
+                Err(Error::Stopped) => {
+                    return Err(interrupted(pool, course.percent(repack.position)));
+                }
                 step => sum.add(step?),
             }
             limits.rewrite_len_max = if began.elapsed() > STEP_TIME_MAX {
@@ -188,13 +228,13 @@ fn repack_file(
             } else {
                 (limits.rewrite_len_max * 2).min(*STEP_LEN_RANGE.end())
             };
-            progress.set_ratio(pool.state().stats().compress_ratio());
-            progress.at(sum.next.unwrap_or(len).min(len));
+            course.progress.set_ratio(pool.state().stats().compress_ratio());
+            course.at(sum.next.unwrap_or(len).min(len));
             if sum.next.is_none() {
                 break;
             }
             if signals::is_interrupted() {
-                return Err(interrupted(pool, &repack, len));
+                return Err(interrupted(pool, course.percent(repack.position)));
             }
         }
         if sum.overtaken == overtaken {
@@ -202,18 +242,16 @@ fn repack_file(
         }
         repack.position = 0;
     }
-    progress.finish();
     // Dropped before the pool: closing the pool's descriptor would drop SQLite's locks.
     drop(lock);
     Ok((repack, sum))
 }
 
 /// Makes durable what was repacked, and says how far it got.
-fn interrupted(pool: &Pool, repack: &Repack, len: u64) -> Reason {
+fn interrupted(pool: &Pool, percent: f64) -> Reason {
     if let Err(error) = pool.store().make_durable() {
         return error.into();
     }
-    let percent = quotient(repack.position, len) * 100.0;
     Reason::new(Code::Interrupted, format!("interrupted after {percent:.0}%")).hint(LEFT_BEHIND)
 }
 

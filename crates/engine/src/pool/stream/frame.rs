@@ -289,8 +289,15 @@ impl<'r> FrameReader<'r> {
         }
         front.extend(self.take(HEADER_FRONT_LEN - VERSION_END)?);
         let mut f = FieldReader(&front[VERSION_END..]);
-        if f.u32().is_none_or(|features| features & !KNOWN_FEATURES != 0) {
-            return Err(Error::Unsupported("the stream has unknown features".into()));
+        let unknown = f.u32().unwrap_or(0) & !KNOWN_FEATURES;
+        if unknown != 0 {
+            let bits: Vec<String> =
+                (0..32).filter(|bit| unknown >> bit & 1 != 0).map(|bit| bit.to_string()).collect();
+            return Err(Error::Unsupported(format!(
+                "the stream has features that this version of the program does not know (bits {}); \
+                 a newer one may receive it",
+                bits.join(", ")
+            )));
         }
         let name_len = usize::from(u16::from_le_bytes([front[110], front[111]]));
         if name_len > SNAPSHOT_NAME_LEN_MAX {

@@ -349,6 +349,11 @@ fn what_is_no_stream_is_refused() {
     let mut newer = stream.clone();
     newer[8] = 3;
     assert!(matches!(receive(&pool, &newer, 0), Err(Error::Unsupported(_))));
+    // The features follow the version; these two are nobody's yet.
+    let mut richer = stream.clone();
+    richer[15] |= 0b1010_0000;
+    let error = receive(&pool, &richer, 0).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported(why) if why.contains("(bits 29, 31)")), "{error}");
     let (id, base) = (StateId([1; 16]), StateId::NONE);
     let token = ResumeToken { id, base, frames: 1 };
     let plan = SendPlan { resume: Some(token), ..source.plan(ROOT) };
