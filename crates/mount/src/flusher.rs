@@ -8,8 +8,12 @@ use hardpack_engine::pool::File;
 
 use crate::tree::Tree;
 
-/// How long changes of names wait for others to share a commit with.
-const GROUP_AGE: Duration = Duration::from_millis(5);
+/// How long changes of names wait for others to share a commit with, at least and at most.
+const GROUP_AGE_MIN: Duration = Duration::from_millis(5);
+const GROUP_AGE_MAX: Duration = Duration::from_millis(40);
+/// How many times as long as their commit takes: whoever makes many changes at once gets most of
+/// the processors.
+const GROUP_AGE_TIMES: u32 = 4;
 
 /// What there is to commit.
 #[derive(Debug, Default)]
@@ -78,14 +82,14 @@ impl Flusher {
         std::mem::take(&mut work.due)
     }
 
-    /// Waits until there is something to commit.
-    fn wait(&self, interval: Duration) -> Now {
+    /// Waits until there is something to commit: the group at this age, everything at an interval.
+    fn wait(&self, group_age: Duration, interval: Duration) -> Now {
         let mut work = self.work();
         loop {
             if work.is_ended {
                 return Now::Nothing;
             }
-            let group_at = work.joined.map(|joined| joined + GROUP_AGE);
+            let group_at = work.joined.map(|joined| joined + group_age);
             let all_at = work.changed.map(|changed| changed + interval);
             let now = Instant::now();
             if all_at.is_some_and(|at| at <= now) {
@@ -111,11 +115,17 @@ impl Flusher {
 /// Commits what there is to commit, until the flusher is ended or the tree is gone. Errors are told
 /// to whoever syncs or closes the file next.
 pub fn serve(tree: &Weak<Tree>, flusher: &Flusher, interval: Duration) {
+    let mut group_age = GROUP_AGE_MIN;
     loop {
-        let now = flusher.wait(interval);
+        let now = flusher.wait(group_age, interval);
         let Some(tree) = tree.upgrade() else { return };
         match now {
-            Now::Group(due) => drop(tree.publish(&due)),
+            Now::Group(due) => {
+                let began = Instant::now();
+                let _ = tree.publish(&due);
+                let wanted = began.elapsed().saturating_mul(GROUP_AGE_TIMES);
+                group_age = wanted.clamp(GROUP_AGE_MIN, GROUP_AGE_MAX);
+            }
             Now::All => drop(tree.sync_all()),
             Now::Nothing => return,
         }
