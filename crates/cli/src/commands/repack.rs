@@ -157,12 +157,10 @@ fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
     let mut sum = Step::default();
     let mut last_goal = None;
     let is_one_of_many = opened.file_or_entry()?.kind == Kind::Directory;
-    let label = match &files[..] {
-        [(file, _)] => {
-            let goal = goal(args, &opened.pool, *file)?;
-            format!("repacking to {}", goal.get(Property::Compression))
-        }
-        files => format!("repacking {} files", files.len()),
+    // Where an unfinished repack goes on, each file has a goal of its own.
+    let label = match files.len() {
+        1 => "repacking".into(),
+        count => format!("repacking {count} files"),
     };
     let total = files.iter().map(|(_, len)| len).sum();
     let progress = Progress::new(label, total, args.work.quiet);
