@@ -155,7 +155,7 @@ impl Codec {
                     None => self.zstd.compress(level, blocks, src, dst)?,
                 }
             }
-            Compression::Lzma(level) => lzma::compress(level, src, dst)?,
+            Compression::Lzma(level) => lzma::compress(level, &[], src, dst)?,
         };
         dst.truncate(written.unwrap_or(0));
         Ok(written.is_some())
@@ -206,7 +206,7 @@ impl Codec {
                 Some(dictionary) => self.zstd.decompress_with(src, dst, dictionary)?,
                 None => self.zstd.decompress(src, dst)?,
             },
-            CodecId::Lzma => lzma::decompress(src, dst)?,
+            CodecId::Lzma => lzma::decompress(&[], src, dst)?,
         };
         check_decoded_len(codec, dst.len(), found)
     }
@@ -317,18 +317,22 @@ pub(super) fn part_range(
 
 /// Returns an upper bound for the output of every algorithm: lzjb adds an eighth, the others less,
 /// and zstd's bound adds up to 64 bytes to short inputs.
-fn output_len_bound(src_len: usize) -> usize {
+pub(super) fn output_len_bound(src_len: usize) -> usize {
     src_len + src_len / 8 + 128
 }
 
-fn check_len(len: usize) -> Result<(), CodecError> {
+pub(super) fn check_len(len: usize) -> Result<(), CodecError> {
     if len > RECORD_LEN_MAX {
         return Err(CodecError::TooLong { len });
     }
     Ok(())
 }
 
-fn check_decoded_len(codec: CodecId, expected: usize, found: usize) -> Result<(), CodecError> {
+pub(super) fn check_decoded_len(
+    codec: CodecId,
+    expected: usize,
+    found: usize,
+) -> Result<(), CodecError> {
     if found != expected {
         return Err(CodecError::Length { codec, expected, found });
     }

@@ -1,11 +1,11 @@
 //! The lzma levels: a raw LZMA2 stream by lzma-rust2, with its end marker and no container.
 //!
-//! The window is the whole record, at every level, so nothing about it is stored: a decoder needs
-//! no more than the length that it decodes. Levels 1 to 6 search like the presets of xz with these
+//! The window is the whole record, with the base that it follows on if it has one, at every level.
+//! So nothing about it is stored: a decoder needs no more than the lengths of both. Levels 1 to 6 search like the presets of xz with these
 //! numbers, 7 to 9 like preset 6 with ever longer matches.
 //!
 //! The library keeps nothing from one record to the next. An encoder takes a megabyte and 8 to 15
-//! times the length of the record, a decoder that length once. The encoder ends the process if it
+//! times that length, a decoder that length once. The encoder ends the process if it
 //! cannot have its memory, so [`compress`] asks for as much before it.
 #![forbid(unsafe_code)]
 
@@ -24,15 +24,21 @@ const NICE_LENS: [u32; 2] = [96, 160];
 const OUT_OF_MEMORY: CodecError =
     CodecError::Library { codec: CodecId::Lzma, reason: "out of memory" };
 
-/// Compresses `src`, which is not empty, into the front of `dst`. Returns the length written, or
-/// `None` if `dst` is too short.
-pub(super) fn compress(level: u8, src: &[u8], dst: &mut [u8]) -> Result<Option<usize>, CodecError> {
+/// Compresses `src`, which is not empty, into the front of `dst`, as what follows on `base`, which
+/// may be empty. Returns the length written, or `None` if `dst` is too short.
+pub(super) fn compress(
+    level: u8,
+    base: &[u8],
+    src: &[u8],
+    dst: &mut [u8],
+) -> Result<Option<usize>, CodecError> {
     let mut options = LzmaOptions::with_preset(u32::from(level.min(PRESET_MAX)));
     if let Some(above) = level.checked_sub(PRESET_MAX + 1) {
         let nice_len = NICE_LENS.get(usize::from(above)).copied();
         options.nice_len = nice_len.unwrap_or(LzmaOptions::NICE_LEN_MAX);
     }
-    options.dict_size = window_len(src.len());
+    options.dict_size = window_len(base.len() + src.len());
+    options.preset_dict = (!base.is_empty()).then(|| base.to_vec());
     let memory_len = options.get_memory_usage() as usize * 1024;
     Vec::<u8>::new().try_reserve_exact(memory_len).map_err(|_| OUT_OF_MEMORY)?;
     let options = Lzma2Options { lzma_options: options, chunk_size: None };
@@ -44,10 +50,13 @@ pub(super) fn compress(level: u8, src: &[u8], dst: &mut [u8]) -> Result<Option<u
     }
 }
 
-/// Decompresses `src` into `dst`; returns the length decoded, which is at most `dst`'s.
-pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+/// Decompresses `src`, which follows on `base`, into `dst`; returns the length decoded, which is at
+/// most `dst`'s.
+pub(super) fn decompress(base: &[u8], src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let mut rest = src;
-    let mut reader = Lzma2Reader::new(&mut rest, window_len(dst.len()), None);
+    let window_len = window_len(base.len() + dst.len());
+    let preset = (!base.is_empty()).then_some(base);
+    let mut reader = Lzma2Reader::new(&mut rest, window_len, preset);
     let found = fill(&mut reader, dst)?;
     if found == dst.len() && reader.read(&mut [0]).map_err(|error| failed(&error))? != 0 {
         return Err(corrupt(CodecId::Lzma, "more data than the record holds"));

@@ -29,6 +29,7 @@ mod apart;
 mod compression;
 mod context;
 mod dictionary;
+mod difference;
 mod encode;
 mod filter;
 mod gzip;
@@ -51,6 +52,8 @@ pub use compression::{Compression, Family, ParseCompressionError, families, tabl
 pub use context::{Codec, Counters, with_codec};
 #[doc(hidden)]
 pub use dictionary::Dictionary;
+#[doc(hidden)]
+pub use difference::BASE_LEN_MAX;
 #[doc(hidden)]
 pub use encode::{Encoded, Policy, is_all_zero};
 #[doc(hidden)]

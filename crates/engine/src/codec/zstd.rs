@@ -20,6 +20,9 @@ use super::corrupt;
 use super::dictionary::Dictionary;
 use super::{CodecError, CodecId, zstd_dictionary};
 
+/// zstd's shortest window.
+const WINDOW_LOG_MIN: u32 = 10;
+
 /// No block of a frame decodes to more than this, in bytes (RFC 8878, `Block_Maximum_Size`).
 const BLOCK_LEN_MAX: usize = 128 << 10;
 
@@ -207,20 +210,68 @@ const WRITTEN_BLOCK_LEN_MAX: u32 = 32 << 10;
 
 fn new_compressor(level: i32) -> Result<Compressor, CodecError> {
     let mut context = CCtx::try_create().ok_or_else(out_of_memory)?;
-    for parameter in [
+    set(&mut context, &frame_parameters(level))?;
+    Blocks::Short.set(&mut context)?;
+    Ok(Compressor { context, level, blocks: Blocks::Short })
+}
+
+fn frame_parameters(level: i32) -> [CParameter; 5] {
+    [
         CParameter::Format(FrameFormat::Magicless),
         CParameter::ContentSizeFlag(false),
         CParameter::ChecksumFlag(false),
         CParameter::DictIdFlag(false),
         CParameter::CompressionLevel(level),
-    ] {
-        context.set_parameter(parameter).map_err(library_error)?;
-    }
-    Blocks::Short.set(&mut context)?;
-    Ok(Compressor { context, level, blocks: Blocks::Short })
+    ]
 }
 
-fn new_decompressor() -> Result<DCtx<'static>, CodecError> {
+fn set(context: &mut CCtx<'_>, parameters: &[CParameter]) -> Result<(), CodecError> {
+    for parameter in parameters {
+        context.set_parameter(*parameter).map_err(library_error)?;
+    }
+    Ok(())
+}
+
+/// Compresses `src` into the front of `dst` at `level`, as what follows on `base`. Returns the
+/// length written, or `None` if `dst` is too short.
+///
+/// The window reaches back to the start of the base. Matches that are far away are looked up in a
+/// table of their own, since a level's other tables would have to grow with the window.
+pub(super) fn compress_after(
+    level: i32,
+    base: &[u8],
+    src: &[u8],
+    dst: &mut [u8],
+) -> Result<Option<usize>, CodecError> {
+    let mut context = CCtx::try_create().ok_or_else(out_of_memory)?;
+    set(&mut context, &frame_parameters(level))?;
+    let window_log = (base.len() + src.len()).next_power_of_two().trailing_zeros();
+    let far = [
+        CParameter::WindowLog(window_log.max(WINDOW_LOG_MIN)),
+        CParameter::EnableLongDistanceMatching(true),
+    ];
+    set(&mut context, &far)?;
+    context.ref_prefix(base).map_err(library_error)?;
+    match context.compress2(dst, src) {
+        Ok(written) => Ok(Some(written)),
+        Err(code) if is_destination_too_short(code) => Ok(None),
+        Err(code) => Err(library_error(code)),
+    }
+}
+
+/// Decompresses `src`, which follows on `base`, into `dst`; returns the length decoded, which is at
+/// most `dst`'s.
+pub(super) fn decompress_after(
+    base: &[u8],
+    src: &[u8],
+    dst: &mut [u8],
+) -> Result<usize, CodecError> {
+    let mut context: DCtx<'_> = new_decompressor()?;
+    context.ref_prefix(base).map_err(library_error)?;
+    context.decompress(dst, src).map_err(bad_data)
+}
+
+fn new_decompressor<'a>() -> Result<DCtx<'a>, CodecError> {
     let mut context = DCtx::try_create().ok_or_else(out_of_memory)?;
     for parameter in [DParameter::Format(FrameFormat::Magicless), DParameter::StableOutBuffer(true)]
     {

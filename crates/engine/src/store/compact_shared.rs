@@ -1,7 +1,7 @@
 //! Moves extents that several pointers share.
 //!
-//! There is no map from places to pointers, so a walk over all records and patches collects those
-//! that lead to shared extents in the way. An extent is moved only if the walk has met all of its
+//! There is no map from places to pointers, so a walk over all records, patches and dictionaries
+//! collects those that lead to shared extents in the way. An extent is moved only if the walk has met all of its
 //! pointers and none has changed since: otherwise it stays where it is. Pointers that snapshots
 //! hold cannot change, so their extents stay as well.
 
@@ -74,7 +74,7 @@ impl Store {
         let mut at = cursor.clone();
         for _ in 0..leaf_count {
             let Some(tree) = at.tree() else { return Ok(None) };
-            if !matches!(tree, TreeId::Map | TreeId::Patches) {
+            if !matches!(tree, TreeId::Map | TreeId::Patches | TreeId::Dictionaries) {
                 at = at.behind(None);
                 continue;
             }

@@ -1,4 +1,5 @@
-//! The dictionaries of a pool: stored once, found by number, kept prepared in memory.
+//! The dictionaries of a pool: stored once, found by number, kept prepared in memory. The segments
+//! that others are stored as differences from have numbers of the same kind (see `bases.rs`).
 //!
 //! A pointer names the dictionary that its bytes were compressed with. A committed number is never
 //! reused. A dictionary stays as long as any pointer names it, and its bytes are verified like any
@@ -33,8 +34,17 @@ const KEPT_COUNT: usize = 8;
 #[derive(Debug)]
 pub(super) struct Kept {
     number: u32,
-    dictionary: Arc<Dictionary>,
+    stored: Stored,
     standing: Standing,
+}
+
+/// What a number stands for.
+#[derive(Clone, Debug)]
+pub(super) enum Stored {
+    /// A dictionary, prepared.
+    Dictionary(Arc<Dictionary>),
+    /// A segment that others are stored as differences from.
+    Base(Pointer),
 }
 
 /// How far a dictionary in memory may be trusted.
@@ -64,7 +74,7 @@ pub fn dictionary_key(number: u32) -> [u8; 4] {
 }
 
 /// The entry of a dictionary, for errors.
-fn place_of(number: u32) -> Location {
+pub(super) fn place_of(number: u32) -> Location {
     TreeId::Dictionaries.location_of(&dictionary_key(number))
 }
 
@@ -89,6 +99,17 @@ impl Store {
         state: Option<&State>,
         number: u32,
     ) -> Result<Arc<Dictionary>> {
+        match self.stored_in(state, number)? {
+            Stored::Dictionary(dictionary) => Ok(dictionary),
+            Stored::Base(_) => {
+                let what = format!("expected dictionary {number}, found a segment");
+                Err(Error::corrupt("dictionary", place_of(number), what))
+            }
+        }
+    }
+
+    /// Returns what a number stands for in a state, by default the newest.
+    pub(super) fn stored_in(&self, state: Option<&State>, number: u32) -> Result<Stored> {
         let newest;
         let state = match state {
             Some(state) => state,
@@ -99,19 +120,19 @@ impl Store {
         };
         let root = state.superblock.roots[TreeId::Dictionaries].as_ref();
         let root = root.and_then(Pointer::extent_key);
-        let (dictionary, standing) = self.find_kept(number).unzip();
-        match (&dictionary, &standing) {
-            (Some(dictionary), Some(Standing::New)) => return Ok(Arc::clone(dictionary)),
-            (Some(dictionary), Some(Standing::Committed(_, known))) if Some(*known) == root => {
-                return Ok(Arc::clone(dictionary));
+        let (stored, standing) = self.find_kept(number).unzip();
+        match (&stored, &standing) {
+            (Some(stored), Some(Standing::New)) => return Ok(stored.clone()),
+            (Some(stored), Some(Standing::Committed(_, known))) if Some(*known) == root => {
+                return Ok(stored.clone());
             }
             _ => {}
         }
         let tree = &state.trees[TreeId::Dictionaries];
         let Some(value) = tree.get(&mut &*self, &dictionary_key(number))? else {
             // The read is of a state that is not the newest; the number has not been reused since.
-            if let (Some(dictionary), Some(Standing::Committed(..))) = (dictionary, standing) {
-                return Ok(dictionary);
+            if let (Some(stored), Some(Standing::Committed(..))) = (stored, standing) {
+                return Ok(stored);
             }
             let place = TreeId::Dictionaries.location();
             let what = format!("expected dictionary {number}, which a record needs, found none");
@@ -129,30 +150,34 @@ impl Store {
             self.kept().iter_mut().find(|kept| kept.number == number && is_same(kept))
         {
             kept.standing = standing;
-            return Ok(Arc::clone(&kept.dictionary));
+            return Ok(kept.stored.clone());
         }
-        self.load_dictionary(number, &pointer, standing)
+        self.load_stored(number, &pointer, standing)
     }
 
-    fn find_kept(&self, number: u32) -> Option<(Arc<Dictionary>, Standing)> {
+    fn find_kept(&self, number: u32) -> Option<(Stored, Standing)> {
         let kept = self.kept();
         let kept = kept.iter().find(|kept| kept.number == number)?;
-        Some((Arc::clone(&kept.dictionary), kept.standing.clone()))
+        Some((kept.stored.clone(), kept.standing.clone()))
     }
 
     /// Loads and keeps a dictionary that the tree no longer leads to.
     pub(crate) fn adopt_dictionary(&self, key: &[u8], pointer: &Pointer) {
         // If it cannot be read, neither can anything that was compressed with it.
         let _ = parse_dictionary_key(key)
-            .and_then(|number| self.load_dictionary(number, pointer, Standing::New));
+            .and_then(|number| self.load_stored(number, pointer, Standing::New));
     }
 
-    fn load_dictionary(
-        &self,
-        number: u32,
-        pointer: &Pointer,
-        standing: Standing,
-    ) -> Result<Arc<Dictionary>> {
+    fn load_stored(&self, number: u32, pointer: &Pointer, standing: Standing) -> Result<Stored> {
+        let stored = match pointer.is_base() {
+            true => Stored::Base(pointer.clone()),
+            false => Stored::Dictionary(self.load_dictionary(number, pointer)?),
+        };
+        self.keep_stored(Kept { number, stored: stored.clone(), standing });
+        Ok(stored)
+    }
+
+    fn load_dictionary(&self, number: u32, pointer: &Pointer) -> Result<Arc<Dictionary>> {
         if pointer.extent_len as usize > DICTIONARY_LEN_MAX || pointer.dictionary != 0 {
             let what = format!(
                 "expected dictionary {number} to have at most {DICTIONARY_LEN_MAX} bytes and to need \
@@ -162,16 +187,14 @@ impl Store {
             return Err(Error::corrupt("dictionary", self.location_of(pointer), what));
         }
         let bytes = self.read_uncached(pointer)?;
-        let dictionary = Arc::new(Dictionary::new(bytes.as_slice()));
-        self.keep_dictionary(Kept { number, dictionary: Arc::clone(&dictionary), standing });
-        Ok(dictionary)
+        Ok(Arc::new(Dictionary::new(bytes.as_slice())))
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
         self.dictionaries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep_dictionary(&self, new: Kept) {
+    fn keep_stored(&self, new: Kept) {
         let mut kept = self.kept();
         kept.retain(|old| old.number != new.number);
         kept.insert(0, new);
@@ -202,20 +225,35 @@ impl Txn {
         if bytes.is_empty() || bytes.len() > DICTIONARY_LEN_MAX {
             return Err(Error::Invalid(format!("a dictionary cannot have {} bytes", bytes.len())));
         }
-        let number = u32::try_from(self.new_file_id().0)
-            .map_err(|_| Error::Invalid("the pool has run out of dictionary numbers".into()))?;
+        let number = self.new_dictionary_number()?;
         let len = bytes.len() as u32;
         let pointer = self.store_extent(bytes, Encoding::RAW, len, checksum)?;
+        self.add_stored(number, &pointer, Stored::Dictionary(Arc::clone(dictionary)))?;
+        Ok(number)
+    }
+
+    /// Returns a number that none of the pool's dictionaries ever had.
+    pub(super) fn new_dictionary_number(&mut self) -> Result<u32> {
+        u32::try_from(self.new_file_id().0)
+            .map_err(|_| Error::Invalid("the pool has run out of dictionary numbers".into()))
+    }
+
+    /// Gives a number to what `pointer` leads to.
+    pub(super) fn add_stored(
+        &mut self,
+        number: u32,
+        pointer: &Pointer,
+        stored: Stored,
+    ) -> Result<()> {
         let ashift = self.store().ashift();
-        self.stats_mut().count_node(&pointer, ashift, true);
+        self.stats_mut().count_node(pointer, ashift, true);
         self.insert(TreeId::Dictionaries, &dictionary_key(number), &pointer.to_bytes())?;
         let extent = pointer
             .extent_key()
             .ok_or_else(|| Error::internal("a dictionary was stored without an extent"))?;
         self.core.new_dictionaries.push((number, extent));
-        let dictionary = Arc::clone(dictionary);
-        self.store().keep_dictionary(Kept { number, dictionary, standing: Standing::New });
-        Ok(number)
+        self.store().keep_stored(Kept { number, stored, standing: Standing::New });
+        Ok(())
     }
 
     /// Whether the bytes behind a pointer may stay in the cache.

@@ -217,6 +217,13 @@ impl Store {
         if pointer.place == Place::Zero {
             return Ok(bytes);
         }
+        if filter == Filter::Difference {
+            let base = self.base_in(of, pointer.dictionary)?;
+            let (id, base) = (pointer.codec, base.as_slice());
+            codec::with_codec(|codec| codec.decompress_after(id, base, stored, &mut bytes))
+                .map_err(|error| Error::decoding("extent", place, error))?;
+            return Ok(bytes);
+        }
         let dictionary = match pointer.dictionary {
             0 => None,
             number => Some(self.dictionary_in(of, number)?),

@@ -15,6 +15,7 @@
 //! * Every sync goes through `Store::sync_device`, one at a time for each open file, and a failure
 //!   is recorded before the next sync begins or is reported (see [`Syncs`]).
 
+mod bases;
 mod buffer;
 pub mod cache;
 pub mod compact;

@@ -148,11 +148,23 @@ pub fn used(pool: &Pool) -> u64 {
 
 /// Returns the pointers of all records.
 pub fn pointers(pool: &Pool) -> Vec<Pointer> {
+    entries(pool).into_iter().map(|(_, pointer)| pointer).collect()
+}
+
+/// Returns the pointers of a file's records.
+pub fn pointers_at(pool: &Pool, path: &[u8]) -> Vec<Pointer> {
+    let file = pool.resolve(path).unwrap().file.0.to_be_bytes();
+    let all = entries(pool).into_iter();
+    all.filter(|(key, _)| key[..8] == file).map(|(_, pointer)| pointer).collect()
+}
+
+/// Returns the entries of all records.
+fn entries(pool: &Pool) -> Vec<(Vec<u8>, Pointer)> {
     let (state, mut found) = (pool.state(), Vec::new());
     if let Some(root) = &state.superblock.roots[TreeId::Map] {
         walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
-            if let Met::Entry(_, _, value) = met {
-                found.push(data_pointer(value)?);
+            if let Met::Entry(_, key, value) = met {
+                found.push((key.to_vec(), data_pointer(value)?));
             }
             Ok(())
         })

@@ -13,6 +13,10 @@ use crate::units::Ashift;
 /// longer to read.
 const INFLATED_GAIN_PART_MIN: u64 = 16;
 
+/// A difference must be shorter than another segment by more than one part in this many: it takes
+/// two extents to read.
+const DIFFERENCE_GAIN_PART_MIN: usize = 16;
+
 /// A transformed segment must be shorter than another by more than one part in this many.
 const TRANSFORMED_GAIN_PART_MIN: usize = 256;
 /// The level of zstd that tells whether it is, instead of a higher one or lzma: it sees repeats as
@@ -40,32 +44,42 @@ pub(super) struct Inflated {
     pub to_len: u64,
 }
 
-/// Compresses the bytes of a segment, which come from `origins`; returns nothing if all of them are
-/// zero.
+/// Compresses the bytes of a segment, which come from `origins`, maybe as a difference from a base,
+/// which has a number. Returns nothing if all of them are zero.
 pub(super) fn compress(
     goal: &SegmentGoal,
     bytes: Vec<u8>,
+    base: Option<(u32, &[u8])>,
     origins: &[Origin],
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let len = bytes.len() as u32;
+    let difference = match base {
+        Some(base) => compress_difference(goal, &bytes, base, ashift)?,
+        None => None,
+    };
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
     let transformed = compress_transformed(goal, &bytes, origins, ashift)?;
     let is_decided = bytes.len() <= TRIAL_REACH || trial(goal) == goal.compression;
-    let shortest = match transformed {
-        Some(transformed) if is_decided => transformed,
-        transformed => {
+    let shortest = match (difference, transformed) {
+        (Some(difference), transformed) => shorter(difference, transformed),
+        (None, Some(transformed)) if is_decided => transformed,
+        (None, transformed) => {
             let Some((stored, encoding)) = encode(goal, &bytes, ashift)? else { return Ok(None) };
             // What is left of near-copies may not be compressible, and leaves its segment as it is.
             let stored = stored.unwrap_or(bytes);
             let plain = Compressed { len, stored, encoding, inflated: None, transformed_len: 0 };
-            transformed.filter(|it| it.stored.len() < plain.stored.len()).unwrap_or(plain)
+            shorter(plain, transformed)
         }
     };
     Ok(Some(match inflated {
         Some(inflated) if inflated.gains_over(&shortest, ashift) => inflated,
         _ => shortest,
     }))
+}
+
+fn shorter(one: Compressed, other: Option<Compressed>) -> Compressed {
+    other.filter(|other| other.stored.len() < one.stored.len()).unwrap_or(one)
 }
 
 impl Compressed {
@@ -78,6 +92,41 @@ impl Compressed {
 
 fn sectors_of(stored: &[u8], ashift: Ashift) -> u64 {
     sectors_for(stored.len() as u32, ashift)
+}
+
+/// Compresses a segment as a difference from a base, if that gains enough.
+fn compress_difference(
+    goal: &SegmentGoal,
+    bytes: &[u8],
+    (number, base): (u32, &[u8]),
+    ashift: Ashift,
+) -> Result<Option<Compressed>> {
+    let compression = goal.compression;
+    if !compression.uses_base() {
+        return Ok(None);
+    }
+    // Both see all that there is, whatever the level makes of it.
+    let alone_len = after(trial(goal), &[], bytes)?.len();
+    if after(trial(goal), base, bytes)?.len() + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
+        return Ok(None);
+    }
+    let stored = after(compression, base, bytes)?;
+    if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
+        return Ok(None);
+    }
+    let (codec, level) = (compression.codec_id(), compression.level());
+    let filter = Filter::Difference;
+    let encoding = Encoding { codec, level, filter, gain: 0, dictionary: number };
+    let len = bytes.len() as u32;
+    Ok(Some(Compressed { len, stored, encoding, inflated: None, transformed_len: 0 }))
+}
+
+/// Compresses bytes as what follows on a base.
+fn after(compression: Compression, base: &[u8], bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    codec::with_codec(|codec| codec.compress_after(compression, base, bytes, &mut out))
+        .map_err(|error| Error::encoding("segment", error))?;
+    Ok(out)
 }
 
 /// Compresses the inflated form of a segment, if it has one.

@@ -5,9 +5,10 @@
 //! has a pointer to its part of it. Reading one decodes the segment, once.
 //!
 //! ```text
-//! count     how much of each segment is still in use
+//! count     how much of each segment is still in use (`made.rs`)
 //! survey    read every record: which are equal, and which resemble each other
 //! arrange   fill each segment with what resembles what is in it (`arrange.rs`)
+//! plan      which segments are stored as differences from which (`bases.rs`)
 //! store     read again, compress on all cores; in a transaction for each segment, exchange the
 //!           pointers of all records that nobody changed in the meantime
 //! pack      merge the nodes of the trees that lead to all of this, and to names (`pack.rs`)
@@ -29,31 +30,39 @@
 //! passes.
 
 mod arrange;
+mod bases;
 mod compress;
 mod look;
+mod made;
 mod pack;
 mod related;
 mod sketch;
 mod store;
 mod survey;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
+use self::bases::Planned;
+use self::made::SegmentsMade;
 use self::pack::Packing;
+use self::store::Base;
 use self::survey::Survey;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::source::Source;
 use crate::pool::namespace::entries::Kind;
+use crate::store::Patience;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::EXTENT_LEN_MAX;
-use crate::units::{FileId, Sector, Txg};
+use crate::units::FileId;
 
 /// The pieces of one pass.
 const PIECE_COUNT_MAX: usize = 1 << 20;
 /// How many bytes are surveyed in one step.
 const SURVEY_STEP_LEN: u64 = 16 << 20;
+/// How long to wait for other transactions.
+const STEP_WAIT: Duration = Duration::from_secs(10);
 /// How many records are looked up at a time.
 const LOOK_COUNT: usize = 256;
 /// Segments of which less than this share is in use, in percent, are made anew.
@@ -112,6 +121,8 @@ pub struct OptimizeReport {
     pub done_len: u64,
     /// New segments.
     pub segments: u64,
+    /// How many of them are stored as differences from others.
+    pub differences: u64,
     /// The records in them.
     pub records: u64,
     /// The space that these records took before, in bytes.
@@ -128,7 +139,8 @@ pub struct OptimizeReport {
     pub transformed_len: u64,
     /// Bytes of records that were in segments already.
     pub segment_len: u64,
-    /// Bytes of records that snapshots hold, or whose segments files that do not take part share.
+    /// Bytes of records that snapshots hold, or whose segments files that do not take part share, or
+    /// other segments are stored as differences from.
     pub held_len: u64,
     /// Bytes of databases.
     pub database_len: u64,
@@ -169,6 +181,8 @@ pub struct Optimisation {
     checksum: ChecksumKind,
     /// The files, in the order of their paths, with the hash of their names.
     files: Vec<(FileId, u64)>,
+    /// Whether these are all that the pool has.
+    is_all: bool,
     stage: OptimizeStage,
     survey: Survey,
     /// The files that were left alone as databases.
@@ -176,8 +190,10 @@ pub struct Optimisation {
     packing: Packing,
     /// Whether only what is left of old segments is still looked for.
     is_clearing: bool,
-    /// The pieces of each segment still to make.
-    plan: std::vec::IntoIter<Vec<u32>>,
+    /// The segments still to make.
+    plan: VecDeque<Planned>,
+    /// The bases that were made, by the numbers of their groups; nothing if one was not stored.
+    bases: HashMap<usize, Option<Base>>,
     report: OptimizeReport,
 }
 
@@ -187,19 +203,22 @@ impl Pool {
     pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimisation> {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
-        let made = self.segments_made(&files, goal.again != Again::No)?;
+        let is_all = file == FileId::ROOT;
+        let made = self.segments_made((&files, is_all), goal.again)?;
         let goal = SegmentGoal { len: goal.len.min(EXTENT_LEN_MAX), ..goal };
         Ok(Optimisation {
             pool: self.clone(),
             goal,
             checksum: self.settings(file)?.checksum,
             files,
+            is_all,
             stage: OptimizeStage::Survey,
             survey: Survey::new(made),
             databases: HashSet::new(),
             packing: Packing::default(),
             is_clearing: false,
-            plan: Vec::new().into_iter(),
+            plan: VecDeque::new(),
+            bases: HashMap::new(),
             report: OptimizeReport { file_len, ..OptimizeReport::default() },
         })
     }
@@ -222,63 +241,6 @@ impl Pool {
         })?;
         Ok((files, len))
     }
-
-    /// Sorts the segments that there are by how much of each is in use.
-    fn segments_made(&self, files: &[(FileId, u64)], again: bool) -> Result<SegmentsMade> {
-        #[derive(Default)]
-        struct Use {
-            pointers: u32,
-            used: u64,
-            len: u64,
-        }
-        let ashift = self.store().ashift();
-        let mut found: BTreeMap<Sector, Use> = BTreeMap::new();
-        let mut parts = HashSet::new();
-        for (file, _) in files {
-            let mut births: BTreeMap<(Txg, Sector), u32> = BTreeMap::new();
-            self.each_file_extent(*file, &mut |pointer| {
-                let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
-                let of = found.entry(run.start).or_default();
-                of.len = pointer.extent_len.into();
-                if parts.insert((run.start, pointer.part_offset)) {
-                    of.used += u64::from(pointer.len);
-                }
-                *births.entry((pointer.birth, run.start)).or_default() += 1;
-            })?;
-            let held = self.held_by_snapshots_of(*file, births.keys().map(|(birth, _)| *birth))?;
-            for (((_, sector), count), is_held) in births.into_iter().zip(held) {
-                // What a snapshot holds cannot be exchanged, unlike what shares it since.
-                if !is_held && let Some(of) = found.get_mut(&sector) {
-                    of.pointers = of.pointers.saturating_add(count);
-                }
-            }
-        }
-        let mut made = SegmentsMade::default();
-        for (sector, of) in found {
-            let is_wasteful = of.used.saturating_mul(100) < of.len * USED_PERCENT_MIN;
-            if !again && !is_wasteful {
-                continue;
-            }
-            let refs = self.read(|source| source.refs(sector))?;
-            // Others belong to snapshots, or to files that do not take part: it would stay.
-            let has_all = refs.is_none_or(|refs| refs.count <= of.pointers);
-            if !has_all {
-                made.kept.insert(sector);
-            } else if is_wasteful {
-                made.wasteful.insert(sector);
-            }
-        }
-        Ok(made)
-    }
-}
-
-/// What there is to know of the segments that exist before an optimisation.
-#[derive(Debug, Default)]
-struct SegmentsMade {
-    /// Those that are mostly unused, and go away with the parts that files have.
-    wasteful: HashSet<Sector>,
-    /// Those that would stay, since snapshots, or files that do not take part, have parts of them.
-    kept: HashSet<Sector>,
 }
 
 impl Optimisation {
@@ -299,10 +261,13 @@ impl Optimisation {
                 if !self.store_step()? {
                     let mut has_more = self.survey.is_before_end(&self.files);
                     self.survey.begin_pass();
+                    self.bases.clear();
                     if !has_more && self.goal.again != Again::No {
                         has_more = self.begin_clearing()?;
                     }
                     if !has_more {
+                        // What differed from others may have gone.
+                        self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT))?;
                         self.begin_packing()?;
                     }
                     self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Pack };
@@ -321,7 +286,8 @@ impl Optimisation {
     /// Begins to make segments anew of which little is in use since their records were put into
     /// others. Returns false if there are none.
     fn begin_clearing(&mut self) -> Result<bool> {
-        let made = self.pool.segments_made(&self.files, false)?;
+        self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT))?;
+        let made = self.pool.segments_made((&self.files, self.is_all), Again::No)?;
         let is_needed = !made.wasteful.is_empty();
         self.goal.again = Again::No;
         self.is_clearing = true;
@@ -343,7 +309,7 @@ impl Optimisation {
         let segments = self.survey.segments(self.goal.len, self.goal.again);
         self.report.planned_len += self.survey.unique_len();
         self.report.segment_len += self.survey.left_len();
-        self.plan = segments.into_iter();
+        self.plan = segments.into();
         self.stage = OptimizeStage::Store;
     }
 }

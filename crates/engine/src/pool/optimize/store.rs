@@ -1,11 +1,11 @@
 //! Makes segments: reads their pieces again, compresses them, and exchanges the pointers.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
-use super::Optimisation;
+use super::bases::{Planned, Role};
 use super::compress::{Compressed, compress};
 use super::survey::{Piece, content_of};
+use super::{Optimisation, STEP_WAIT};
 use crate::codec::transformed::Origin;
 use crate::error::{Error, Result};
 use crate::pool::extents::change::{add_file_extent, remove_file_extents};
@@ -15,14 +15,12 @@ use crate::pool::namespace::entries;
 use crate::pool::namespace::props::Dedup;
 use crate::pool::write::workers::Workers;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::pointer::{Place, Pointer, sectors_for};
+use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::format::refs::{ContentHash, PartContent};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Owner, Patience, Txn};
+use crate::store::{Durability, ExtentBytes, Owner, Patience, Txn};
 use crate::units::{Ashift, FileId, Sector};
 
-/// How long to wait for other transactions.
-const STEP_WAIT: Duration = Duration::from_secs(10);
 /// A segment must make its records shorter by more than one part in this many.
 const GAIN_PART_MIN: u64 = 32;
 
@@ -47,6 +45,15 @@ struct Part {
 struct Segment {
     parts: Vec<Part>,
     compressed: Compressed,
+    role: Role,
+}
+
+/// A segment that others may be stored as differences from.
+#[derive(Debug)]
+pub(super) struct Base {
+    /// What it is known by.
+    pub number: u32,
+    pub pointer: Pointer,
 }
 
 /// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or
@@ -86,21 +93,30 @@ impl Optimisation {
     /// Makes the next segments, one for each thread. Returns false when there are no more.
     pub(super) fn store_step(&mut self) -> Result<bool> {
         let threads = self.pool.options().threads.max(1);
-        let planned = self.plan.as_slice();
-        let planned = &planned[..planned.len().min(threads)];
-        if planned.is_empty() {
+        // What may differ from a base waits until that is stored.
+        let is_ready = |planned: &Planned| match planned.role {
+            Role::Difference(group) => self.bases.contains_key(&group),
+            Role::Alone | Role::Base(_) => true,
+        };
+        let ready = self.plan.iter().enumerate().filter(|(_, planned)| is_ready(planned));
+        let next: Vec<usize> = ready.map(|(at, _)| at).take(threads).collect();
+        if next.is_empty() {
             return Ok(false);
         }
         let workers = Workers::beside_others(self.pool.store(), threads);
-        let segments = workers.run(planned.len(), |index| self.prepare(&planned[index]))?;
-        for (segment, overtaken) in segments {
-            if let Some(segment) = segment {
-                self.exchange(&segment)?;
-            }
+        let segments = workers.run(next.len(), |index| self.prepare(&self.plan[next[index]]))?;
+        for (done, (segment, overtaken)) in segments.into_iter().enumerate() {
+            let base = match &segment {
+                Some(segment) => self.exchange(segment)?,
+                None => None,
+            };
             // Not before: a step that found the pool busy is repeated.
-            let numbers = self.plan.next().unwrap_or_default();
+            let Some(planned) = self.plan.remove(next[done] - done) else { continue };
+            if let Role::Base(group) = planned.role {
+                self.bases.insert(group, base);
+            }
             self.report.overtaken += overtaken;
-            let lens = numbers.iter().map(|number| u64::from(self.survey.piece(*number).len));
+            let lens = planned.numbers.iter().map(|it| u64::from(self.survey.piece(*it).len));
             self.report.done_len += lens.sum::<u64>();
         }
         Ok(true)
@@ -108,10 +124,10 @@ impl Optimisation {
 
     /// Reads and compresses the pieces of a segment; returns nothing if that does not pay. Also
     /// returns how many pieces have changed since the survey.
-    fn prepare(&self, numbers: &[u32]) -> Result<(Option<Segment>, u64)> {
+    fn prepare(&self, planned: &Planned) -> Result<(Option<Segment>, u64)> {
         let (mut bytes, mut parts) = (Vec::new(), Vec::new());
         let mut count = 0;
-        for number in numbers {
+        for number in &planned.numbers {
             count += 1 + self.survey.equal_to(*number).len();
             let Some((slot, piece_bytes)) = self.read(self.survey.piece(*number))? else {
                 continue;
@@ -143,7 +159,8 @@ impl Optimisation {
             parts[first..].iter_mut().for_each(|part| part.content = content);
         }
         let overtaken = (count - parts.len()) as u64;
-        let segment = if bytes.is_empty() { None } else { self.compress(parts, bytes)? };
+        let segment =
+            if bytes.is_empty() { None } else { self.compress(parts, bytes, planned.role)? };
         Ok((segment, overtaken))
     }
 
@@ -157,7 +174,7 @@ impl Optimisation {
     }
 
     /// Compresses the pieces of a segment; returns nothing if that does not pay.
-    fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>) -> Result<Option<Segment>> {
+    fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>, role: Role) -> Result<Option<Segment>> {
         let origin_of = |part: &Part| Origin {
             start: part.offset as usize,
             file: part.piece.file.0,
@@ -167,13 +184,34 @@ impl Optimisation {
         // Equal pieces are there once.
         origins.dedup_by_key(|origin| origin.start);
         let ashift = self.pool.store().ashift();
-        let Some(compressed) = compress(&self.goal, bytes, &origins, ashift)? else {
+        let base = match self.base_for(role) {
+            Some(base) => self.base_bytes(base)?.map(|bytes| (base.number, bytes)),
+            None => None,
+        };
+        let base = base.as_ref().map(|(number, bytes)| (*number, bytes.as_slice()));
+        let Some(compressed) = compress(&self.goal, bytes, base, &origins, ashift)? else {
             return Ok(None);
         };
-        let segment = Segment { parts, compressed };
+        let segment = Segment { parts, compressed, role };
         let all: Vec<&Part> = segment.parts.iter().collect();
         let pays = self.pool.read(|source| self.pays(source, &segment, &all))?;
         Ok(pays.then_some(segment))
+    }
+
+    /// Returns the base of a segment, if that was stored.
+    fn base_for(&self, role: Role) -> Option<&Base> {
+        match role {
+            Role::Difference(group) => self.bases.get(&group)?.as_ref(),
+            Role::Alone | Role::Base(_) => None,
+        }
+    }
+
+    /// Reads a base; returns nothing if it cannot be read.
+    fn base_bytes(&self, base: &Base) -> Result<Option<ExtentBytes>> {
+        match self.pool.store().base(base.number) {
+            Err(error) if error.is_corruption() => Ok(None),
+            read => Ok(Some(read?)),
+        }
     }
 
     /// Whether a segment with these of its parts makes the pool shorter.
@@ -200,8 +238,9 @@ impl Optimisation {
         }
     }
 
-    /// Stores a segment, and lets the records that nobody has changed point to it.
-    fn exchange(&mut self, segment: &Segment) -> Result<()> {
+    /// Stores a segment, and lets the records that nobody has changed point to it. Returns it as a
+    /// base, if it is to be one.
+    fn exchange(&mut self, segment: &Segment) -> Result<Option<Base>> {
         let store = self.pool.store();
         // What was freed before can then be used.
         store.make_durable()?;
@@ -211,10 +250,19 @@ impl Optimisation {
         let ashift = store.ashift();
         let parts = self.unchanged(&mut txn, &segment.parts)?;
         // Without a record, nothing is committed.
-        let Some(first) = parts.first() else { return Ok(()) };
+        let Some(first) = parts.first() else { return Ok(None) };
         let allocated = allocated(&mut txn, &parts, ashift)?;
         if parts.len() < segment.parts.len() && !self.pays(&mut txn, segment, &parts)? {
-            return Ok(());
+            return Ok(None);
+        }
+        let is_difference = segment.compressed.encoding.filter == Filter::Difference;
+        if is_difference
+            && let Some(base) = self.base_for(segment.role)
+            && !txn.has_base(base.number, &base.pointer)?
+        {
+            // Somebody found that nothing needs it.
+            self.report.overtaken += parts.len() as u64;
+            return Ok(None);
         }
         txn.provision(std::iter::once(segment.allocated(ashift) >> ashift))?;
         let checksum = segment.checksum(self.checksum);
@@ -237,8 +285,18 @@ impl Optimisation {
         if placed.is_part() {
             txn.add_part_contents(&placed, &contents)?;
         }
+        let is_inflated = segment.compressed.inflated.is_some();
+        let base = match segment.role {
+            // Others would differ from what nobody reads.
+            Role::Base(_) if placed.is_part() && !is_inflated => {
+                let (number, pointer) = txn.add_base(&placed)?;
+                Some(Base { number, pointer })
+            }
+            _ => None,
+        };
         txn.commit(Durability::Visible)?;
         self.report.segments += 1;
+        self.report.differences += u64::from(is_difference);
         self.report.records += u64::from(count);
         self.report.allocated_before += allocated;
         self.report.allocated_after += segment.allocated(ashift);
@@ -248,7 +306,7 @@ impl Optimisation {
             self.report.inflated_from_len += inflated.from_len;
             self.report.inflated_to_len += inflated.to_len;
         }
-        Ok(())
+        Ok(base)
     }
 
     /// Returns the parts whose slots are what they were, and that no snapshot holds, each once.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
+use super::bases::{Planned, plan};
 use super::look::{FollowLimit, Look, Looked};
 use super::related::related;
 use super::sketch::name_hash;
@@ -146,7 +147,7 @@ impl Survey {
     }
 
     /// Distributes the pieces to segments of about `len` bytes.
-    pub fn segments(&mut self, len: u32, again: Again) -> Vec<Vec<u32>> {
+    pub fn segments(&mut self, len: u32, again: Again) -> Vec<Planned> {
         let mut items = std::mem::take(&mut self.items);
         if again == Again::Related {
             self.leave_unrelated(&mut items);
@@ -155,13 +156,14 @@ impl Survey {
         self.by_content = HashMap::new();
         self.by_place = HashMap::new();
         let segments = arrange(&items, len.into(), SEGMENT_PIECES_MAX);
-        let counts: HashMap<u32, u32> =
-            items.iter().filter(|item| item.count > 1).map(|it| (it.number, it.count)).collect();
-        let pieces_of = |number: u32| number..number + counts.get(&number).unwrap_or(&1);
-        segments
-            .into_iter()
-            .map(|numbers| numbers.into_iter().flat_map(pieces_of).collect())
-            .collect()
+        let items: HashMap<u32, &Item> = items.iter().map(|item| (item.number, item)).collect();
+        let filled = segments.into_iter().map(|numbers| {
+            let items: Vec<&Item> =
+                numbers.iter().filter_map(|it| items.get(it).copied()).collect();
+            let numbers = items.iter().flat_map(|it| it.number..it.number + it.count).collect();
+            (numbers, items.iter().map(|item| item.sketch).collect())
+        });
+        plan(filled.collect())
     }
 
     /// Takes out what stays in its segment, since nothing new resembles that. Copies of it that are

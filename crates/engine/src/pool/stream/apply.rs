@@ -24,8 +24,9 @@ use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::write::workers::Workers;
+use crate::store::dictionaries::dictionary_key;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
+use crate::store::format::pointer::{Filter, Place, Pointer, pointer_in, sectors_for};
 use crate::store::format::refs::ContentHash;
 use crate::store::trees::TreeId;
 use crate::store::{Encoding, Store, Txn};
@@ -202,6 +203,38 @@ impl Apply {
         entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
+    /// Stores a segment that others differ from.
+    fn base(
+        &self,
+        txn: &mut Txn,
+        there: u32,
+        pointer: &Pointer,
+        stored: &[u8],
+        is_verified: bool,
+    ) -> Result<()> {
+        self.check_base(txn, there, pointer)?;
+        if !is_verified {
+            check_content(txn.store(), pointer, stored)?;
+        }
+        let placed = store_as_sent(txn, pointer.clone(), stored)?;
+        txn.count_parts(&placed, 1)?;
+        let here = txn.enter_base(&placed)?;
+        entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
+    }
+
+    /// Refuses what cannot be a base, or has the number of another.
+    fn check_base(&self, txn: &mut Txn, there: u32, pointer: &Pointer) -> Result<()> {
+        if entries::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
+            return Err(refused(format!("expected a new dictionary, found {there} a second time")));
+        }
+        if !pointer.may_be_base() {
+            return Err(refused(
+                "expected a segment that others differ from, found something else",
+            ));
+        }
+        Ok(())
+    }
+
     /// Stores a record or patch in the form in which the sender stored it.
     fn file_extent(
         &self,
@@ -211,6 +244,9 @@ impl Apply {
         stored: &[u8],
         is_verified: bool,
     ) -> Result<()> {
+        if let Some(number) = at.base() {
+            return self.base(txn, number, &pointer, stored, is_verified);
+        }
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
         let pointer = Pointer { dictionary, ..pointer };
@@ -295,15 +331,23 @@ impl Apply {
         Ok((None, Some(hash)))
     }
 
-    /// Makes a record or patch share the extent of an earlier one.
-    fn shared(&self, txn: &mut Txn, at: At, pointer: &Pointer, of: At) -> Result<()> {
-        let (file, other) = (self.file(txn, at.file)?, self.file(txn, of.file)?);
-        let key = file_extent_key(other, of.offset);
+    /// Returns the pointer of an earlier frame.
+    fn earlier(&self, txn: &mut Txn, of: At) -> Result<Pointer> {
         let missing =
             || refused("expected to share a record of an earlier frame, found none there");
+        if let Some(there) = of.base() {
+            let key = dictionary_key(self.number(txn, there)?);
+            let value = txn.get(TreeId::Dictionaries, &key)?.ok_or_else(missing)?;
+            return pointer_in(TreeId::Dictionaries, &key, &value);
+        }
+        let key = file_extent_key(self.file(txn, of.file)?, of.offset);
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;
-        let (_, first) = parse_file_extent(of.tree, &key, &value)?;
-        let like = &first.pointer;
+        Ok(parse_file_extent(of.tree, &key, &value)?.1.pointer)
+    }
+
+    /// Makes a record or patch share the extent of an earlier one.
+    fn shared(&self, txn: &mut Txn, at: At, pointer: &Pointer, of: At) -> Result<()> {
+        let like = &self.earlier(txn, of)?;
         let part = |pointer: &Pointer| (pointer.len, pointer.part_offset);
         // Nothing rewrites the earlier record before the end; but it must be what the sender sent,
         // or what was found to be equal.
@@ -336,6 +380,14 @@ impl Apply {
         }
         let (len, part_offset) = if is_in_segment { part(like) } else { part(&sent) };
         let copy = Pointer { span_log2: pointer.span_log2, len, part_offset, ..like.clone() };
+        if let Some(there) = at.base() {
+            let copy = Pointer { len: pointer.len, part_offset: pointer.part_offset, ..copy };
+            self.check_base(txn, there, &copy)?;
+            let (here, _) = txn.add_base(&copy)?;
+            let class = Identity::Dictionary;
+            return entries::set_identity(txn, self.key, class, there.into(), here.into());
+        }
+        let file = self.file(txn, at.file)?;
         check_place(txn, file, at, &copy)?;
         let copy = txn.share(&copy)?.ok_or_else(|| {
             Error::Invalid("a record has too many references to count another one".into())

@@ -26,6 +26,10 @@
 //! SHARED refers to the extent of an earlier FILE EXTENT or SHARED of the stream. The first OBJECT
 //! is the scope: its parent is 0, and its name is empty. A DICTIONARY precedes every reference to
 //! it, and an OBJECT or KNOWN precedes every reference to its file.
+//!
+//! A segment that others are stored as differences from is sent like a dictionary, by a FILE EXTENT
+//! or SHARED: its tree is that of the dictionaries, its number stands for the file, and the offset
+//! is 0. Records may share it, and it may share the segment of records.
 
 use crate::pool::namespace::entries::{Attributes, NAME_LEN_MAX, TARGET_LEN_MAX, XATTR_LEN_MAX};
 use crate::store::dictionaries::DICTIONARY_LEN_MAX;
@@ -38,13 +42,26 @@ use crate::units::{FileId, Sector, Txg};
 /// The longest path of a KNOWN, in bytes: that of the deepest directory.
 pub(crate) const PATH_LEN_MAX: usize = 1024 * (NAME_LEN_MAX + 1);
 
-/// The place of a record or patch.
+/// The place of a record or patch, or of a base (see `store/bases.rs`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct At {
-    /// The tree: the map or the patches.
+    /// The tree: the map or the patches, or for a base the dictionaries. Then its number stands for
+    /// that of a file, and the offset is 0.
     pub tree: TreeId,
     pub file: FileId,
     pub offset: u64,
+}
+
+impl At {
+    /// The place of a base.
+    pub fn of_base(number: u32) -> At {
+        At { tree: TreeId::Dictionaries, file: FileId(number.into()), offset: 0 }
+    }
+
+    /// The number of the base, if this is the place of one.
+    pub fn base(&self) -> Option<u32> {
+        (self.tree == TreeId::Dictionaries).then_some(u32::try_from(self.file.0).ok()?)
+    }
 }
 
 /// The decoded payload of a frame.
@@ -239,7 +256,7 @@ impl Body {
                 let directory = FileId(f.u64()?);
                 Body::RemoveName { directory, name: rest(&mut f, NAME_LEN_MAX)? }
             }
-            12 => Body::RemoveFileExtent { at: take_at(&mut f)? },
+            12 => Body::RemoveFileExtent { at: take_at(&mut f).filter(|at| at.base().is_none())? },
             END => Body::End { frames: f.u64()?, hash: f.bytes(32)?.try_into().ok()? },
             _ => return None,
         };
@@ -260,8 +277,12 @@ fn take_name(f: &mut FieldReader<'_>, len_max: usize) -> Option<Vec<u8>> {
 
 fn take_at(f: &mut FieldReader<'_>) -> Option<At> {
     let tree = TreeId::from_stored(f.u8()?)?;
-    [TreeId::Map, TreeId::Patches].contains(&tree).then_some(())?;
-    Some(At { tree, file: FileId(f.u64()?), offset: f.u64()? })
+    let at = At { tree, file: FileId(f.u64()?), offset: f.u64()? };
+    let is_sound = match tree {
+        TreeId::Map | TreeId::Patches => true,
+        _ => at.base().is_some_and(|number| number > 0 && at == At::of_base(number)),
+    };
+    is_sound.then_some(at)
 }
 
 fn take_pointer(f: &mut FieldReader<'_>) -> Option<Pointer> {

@@ -414,10 +414,13 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Sends a dictionary, unless it was already sent.
+    /// Sends a dictionary or base, unless it was already sent.
     pub(super) fn dictionary(&mut self, number: u32) -> Result<()> {
         if number == 0 || !self.dictionaries.insert(number) {
             return Ok(());
+        }
+        if let Some(base) = self.snapshot.store().base_entry(number)? {
+            return self.extent(At::of_base(number), &base);
         }
         let dictionary = self.snapshot.store().dictionary(number)?;
         self.emit(Body::Dictionary { number, bytes: dictionary.bytes().to_vec() })
@@ -450,7 +453,10 @@ impl<'a> Sender<'a> {
         let pointer = &extent.pointer;
         self.dictionary(pointer.dictionary)?;
         self.report.extents += 1;
-        let at = At { tree, file, offset: extent.start };
+        self.extent(At { tree, file, offset: extent.start }, pointer)
+    }
+
+    fn extent(&mut self, at: At, pointer: &Pointer) -> Result<()> {
         if let Some(of) = self.sent_before(pointer, at)? {
             self.report.shared += 1;
             return self.emit(Body::Shared { at, pointer: travelling(pointer), of });

@@ -125,7 +125,7 @@ impl Apply {
                 self.renew(txn, at.file)?;
                 self.remove_file_extent(txn, at)
             }
-            Body::FileExtent { at, .. } | Body::Shared { at, .. } => {
+            Body::FileExtent { at, .. } | Body::Shared { at, .. } if at.base().is_none() => {
                 self.renew(txn, at.file)?;
                 self.common(txn, body, false)
             }

@@ -91,17 +91,21 @@ pub enum Filter {
     Inflated = 4,
     /// Code, sound and pictures were turned into what compresses better (see `codec/transformed/`).
     Transformed = 5,
+    /// The codec was given other bytes as the text before these: those of the segment that the
+    /// pointer's dictionary stands for (see `store/bases.rs`).
+    Difference = 6,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        const ALL: [Filter; 6] = [
+        const ALL: [Filter; 7] = [
             Filter::None,
             Filter::Delta,
             Filter::Sqlite,
             Filter::SqliteApart,
             Filter::Inflated,
             Filter::Transformed,
+            Filter::Difference,
         ];
         ALL.into_iter().find(|filter| *filter as u8 == value)
     }
@@ -109,7 +113,8 @@ impl Filter {
     /// The form of records that the page filter rearranged, if this stands for one.
     pub(crate) fn form(self) -> Option<Form> {
         match self {
-            Filter::None | Filter::Delta | Filter::Inflated | Filter::Transformed => None,
+            Filter::None | Filter::Delta => None,
+            Filter::Inflated | Filter::Transformed | Filter::Difference => None,
             Filter::Sqlite => Some(Form::Joint),
             Filter::SqliteApart => Some(Form::Apart),
         }
@@ -154,7 +159,7 @@ pub struct Pointer {
     /// The size of a record's slot: `2^span_log2` bytes of the file belong to it. 0 for chunks,
     /// which have no slot, and where this has no meaning.
     pub span_log2: u8,
-    /// The number of the codec's dictionary; 0 for none.
+    /// The number of the codec's dictionary, or of what a difference refers to; 0 for none.
     pub dictionary: u32,
 }
 
@@ -184,6 +189,17 @@ impl Pointer {
         matches!(self.place, Place::Extent { .. })
             && !self.is_delta()
             && (self.part_offset, self.len) != (0, self.extent_len)
+    }
+
+    /// Whether it stands for a whole segment that others are differences from (see
+    /// `store/bases.rs`): a part of it without bytes.
+    pub fn is_base(&self) -> bool {
+        self.is_part() && self.len == 0
+    }
+
+    /// Whether it can be the entry of a base: that of a segment which is no difference itself.
+    pub fn may_be_base(&self) -> bool {
+        self.is_base() && !self.is_difference() && self.dictionary == 0 && self.span_log2 == 0
     }
 
     /// Returns how many of the stored bytes this pointer accounts for: all of them, or of a segment
@@ -273,6 +289,11 @@ impl Pointer {
         self.filter == Filter::Inflated as u8
     }
 
+    /// Whether the extent is stored as a difference from another.
+    pub fn is_difference(&self) -> bool {
+        self.filter == Filter::Difference as u8
+    }
+
     /// Whether the stored bytes are those that it stands for, or the edits if it is a delta.
     pub(crate) fn is_verbatim(&self) -> bool {
         let filter = Filter::from_stored(self.filter);
@@ -342,6 +363,7 @@ impl Pointer {
                 Some(Filter::Inflated | Filter::Transformed) if kind != 1 || dictionary != 0 => {
                     false
                 }
+                Some(Filter::Difference) if kind != 1 || dictionary == 0 => false,
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24

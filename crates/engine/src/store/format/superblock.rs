@@ -104,6 +104,8 @@ pub const FEATURE_INFLATED: u64 = 1 << 17;
 pub const FEATURE_TRANSFORMED: u64 = 1 << 18;
 /// Some extents are compressed with lzma.
 pub const FEATURE_LZMA: u64 = 1 << 19;
+/// Segments may be stored as differences from others.
+pub const FEATURE_DIFFERENCES: u64 = 1 << 20;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -124,7 +126,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PASSING
     | FEATURE_INFLATED
     | FEATURE_TRANSFORMED
-    | FEATURE_LZMA;
+    | FEATURE_LZMA
+    | FEATURE_DIFFERENCES;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

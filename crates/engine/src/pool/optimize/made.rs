@@ -1,0 +1,175 @@
+//! What there is to know of the segments that exist before an optimisation: how much of each is in
+//! use, and what keeps it.
+//!
+//! A base and what is stored as a difference from it go away together or not at all (see
+//! `store/bases.rs`), so they are judged together.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::{Again, USED_PERCENT_MIN};
+use crate::error::Result;
+use crate::pool::Pool;
+use crate::pool::extents::source::Source;
+use crate::store::dictionaries::parse_dictionary_key;
+use crate::store::format::pointer::{Place, pointer_in};
+use crate::store::trees::TreeId;
+use crate::units::{FileId, Sector, Txg};
+
+/// The segments that an optimisation treats in another way than the rest.
+#[derive(Debug, Default)]
+pub(super) struct SegmentsMade {
+    /// Those that are mostly unused, and go away with the parts that files have.
+    pub wasteful: HashSet<Sector>,
+    /// Those that would stay, since snapshots, files that do not take part, or differences have
+    /// parts of them.
+    pub kept: HashSet<Sector>,
+}
+
+/// How a segment is used.
+#[derive(Default)]
+struct Use {
+    pointers: u32,
+    used: u64,
+    len: u64,
+    /// The base that it is a difference from.
+    base: Option<Sector>,
+    /// How many numbers stand for it as a base.
+    numbers: u32,
+}
+
+impl Use {
+    fn is_wasteful(&self) -> bool {
+        self.used.saturating_mul(100) < self.len.saturating_mul(USED_PERCENT_MIN)
+    }
+}
+
+impl Pool {
+    /// Sorts the segments that there are by how much of each is in use. With [`Again::No`] most of
+    /// the kept ones are not looked for. Files that do not take part, of which there are none if
+    /// these `files` are all that the pool has, may need bases, which then stay.
+    pub(super) fn segments_made(
+        &self,
+        (files, is_all): (&[(FileId, u64)], bool),
+        again: Again,
+    ) -> Result<SegmentsMade> {
+        let uses = self.uses(files)?;
+        let mut made = SegmentsMade::default();
+        let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
+        for (sector, of) in &uses {
+            if of.base.is_none() && of.numbers == 0 {
+                self.judge(&[(*sector, of)], of.is_wasteful(), again, &mut made)?;
+            } else {
+                groups.entry(of.base.unwrap_or(*sector)).or_default().push(*sector);
+            }
+        }
+        for (base, members) in groups {
+            let group: Vec<_> = members.iter().map(|sector| (*sector, &uses[sector])).collect();
+            let is_wasteful = self.is_wasteful(base, &group)?;
+            if is_all && (again == Again::All || is_wasteful) {
+                self.judge(&group, is_wasteful, again, &mut made)?;
+                continue;
+            }
+            // Differences can go alone, the base cannot.
+            for (sector, of) in group {
+                match of.base {
+                    Some(_) => self.judge(&[(sector, of)], of.is_wasteful(), again, &mut made)?,
+                    None => drop(made.kept.insert(sector)),
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Returns how the segments are used that these files have parts of.
+    fn uses(&self, files: &[(FileId, u64)]) -> Result<BTreeMap<Sector, Use>> {
+        let ashift = self.store().ashift();
+        let bases = self.bases()?;
+        let mut found: BTreeMap<Sector, Use> = BTreeMap::new();
+        let mut parts = HashSet::new();
+        for (file, _) in files {
+            let mut births: BTreeMap<(Txg, Sector), u32> = BTreeMap::new();
+            self.each_file_extent(*file, &mut |pointer| {
+                let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
+                let of = found.entry(run.start).or_default();
+                of.len = pointer.extent_len.into();
+                if pointer.is_difference() {
+                    of.base = bases.get(&pointer.dictionary).copied();
+                }
+                if parts.insert((run.start, pointer.part_offset)) {
+                    of.used += u64::from(pointer.len);
+                }
+                *births.entry((pointer.birth, run.start)).or_default() += 1;
+            })?;
+            let held = self.held_by_snapshots_of(*file, births.keys().map(|(birth, _)| *birth))?;
+            for (((_, sector), count), is_held) in births.into_iter().zip(held) {
+                // What a snapshot holds cannot be exchanged, unlike what shares it since.
+                if !is_held && let Some(of) = found.get_mut(&sector) {
+                    of.pointers = of.pointers.saturating_add(count);
+                }
+            }
+        }
+        for sector in bases.values() {
+            if let Some(of) = found.get_mut(sector) {
+                of.numbers += 1;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the places of all bases, by their numbers.
+    fn bases(&self) -> Result<BTreeMap<u32, Sector>> {
+        let tree = TreeId::Dictionaries;
+        let entries = self.read(|source| source.range(tree, &[], &[0xff; 5], usize::MAX))?;
+        let mut bases = BTreeMap::new();
+        for (key, value) in entries {
+            let pointer = pointer_in(tree, &key, &value)?;
+            if let Place::Extent { sector, .. } = pointer.place
+                && pointer.is_base()
+            {
+                bases.insert(parse_dictionary_key(&key)?, sector);
+            }
+        }
+        Ok(bases)
+    }
+
+    /// Whether little of a base and all that differs from it is in use.
+    fn is_wasteful(&self, base: Sector, group: &[(Sector, &Use)]) -> Result<bool> {
+        let sum = group.iter().fold(Use::default(), |sum, (_, of)| Use {
+            used: sum.used + of.used,
+            len: sum.len + of.len,
+            ..sum
+        });
+        if group.iter().any(|(sector, _)| *sector == base) {
+            return Ok(sum.is_wasteful());
+        }
+        // Files have no part of the base itself.
+        let base_len = self.read(|source| Ok(source.refs(base)?.map_or(0, |refs| refs.len)))?;
+        Ok(Use { len: sum.len + u64::from(base_len), ..sum }.is_wasteful())
+    }
+
+    /// Sorts segments that go away together.
+    fn judge(
+        &self,
+        group: &[(Sector, &Use)],
+        is_wasteful: bool,
+        again: Again,
+        made: &mut SegmentsMade,
+    ) -> Result<()> {
+        if again == Again::No && !is_wasteful {
+            return Ok(());
+        }
+        let mut has_all = true;
+        for (sector, of) in group {
+            let refs = self.read(|source| source.refs(*sector))?;
+            // Others belong to snapshots, or to files that do not take part: it would stay.
+            has_all &= refs.is_none_or(|refs| refs.count <= of.pointers + of.numbers);
+        }
+        let sectors = group.iter().map(|(sector, _)| *sector);
+        if !has_all {
+            made.kept.extend(sectors);
+        } else if is_wasteful {
+            made.wasteful.extend(sectors);
+        }
+        Ok(())
+    }
+}
