@@ -35,47 +35,57 @@ pub(super) struct Planned {
 pub(super) enum Role {
     /// Nothing.
     Alone,
-    /// Others may be stored as differences from it. Such a group has a number.
+    /// Others may be stored as differences from this base, which they know by this index.
     Base(usize),
-    /// It may be stored as a difference from the base of this group.
+    /// It may be stored as a difference from the base with this index.
     Difference(usize),
 }
 
 /// Orders segments, each given with its pieces and their sketches, so that each base is followed by
-/// its differences.
-pub(super) fn plan(segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<Planned> {
+/// its differences. There are bases already, of which only the sketches of their pieces are given;
+/// these have the first indices.
+pub(super) fn plan(known: &[Vec<Sketch>], segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<Planned> {
     let (numbers, sketches): (Vec<_>, Vec<_>) = segments.into_iter().unzip();
-    let mut numbers: Vec<Option<Vec<u32>>> = numbers.into_iter().map(Some).collect();
-    let mut planned = Vec::with_capacity(numbers.len());
-    for (group_number, group) in groups(&sketches).into_iter().enumerate() {
-        for (at, index) in group.iter().enumerate() {
-            let role = match at {
-                _ if group.len() == 1 => Role::Alone,
-                0 => Role::Base(group_number),
-                _ => Role::Difference(group_number),
-            };
-            let numbers = numbers[*index].take();
-            planned.extend(numbers.map(|numbers| Planned { numbers, role }));
+    let values = known.iter().chain(&sketches).map(|sketches| values_of(sketches));
+    let bases = choose(&values.collect::<Vec<_>>(), known.len());
+    let mut differences: Vec<Vec<usize>> = vec![Vec::new(); bases.len()];
+    for (index, base) in bases.iter().enumerate() {
+        if let Some(base) = base.filter(|base| *base != index) {
+            differences[base].push(index);
         }
+    }
+    let mut numbers: Vec<Vec<u32>> = numbers;
+    let mut take = |index: usize| std::mem::take(&mut numbers[index - known.len()]);
+    let mut planned = Vec::new();
+    for (index, its) in differences.iter().enumerate() {
+        if index >= known.len() && bases[index].is_none_or(|base| base == index) {
+            let role = if its.is_empty() { Role::Alone } else { Role::Base(index) };
+            planned.push(Planned { numbers: take(index), role });
+        }
+        let its =
+            its.iter().map(|it| Planned { numbers: take(*it), role: Role::Difference(index) });
+        planned.extend(its);
     }
     planned
 }
 
-/// Returns the indices of all segments, in groups of a base and its differences; most come alone.
-fn groups(sketches: &[Vec<Sketch>]) -> Vec<Vec<usize>> {
-    let values: Vec<Vec<u32>> = sketches.iter().map(|sketches| values_of(sketches)).collect();
+/// Returns the base of each segment, given by the values of its sketches; a base has itself. The
+/// first ones, `known_count`, are bases.
+fn choose(values: &[Vec<u32>], known_count: usize) -> Vec<Option<usize>> {
     // By segment: which others have something in common with it, and how many values.
     let mut relatives: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
-    for ((one, other), count) in in_common(&values) {
+    for ((one, other), count) in in_common(values) {
         if count >= COMMON_MIN {
             relatives[one].push((other, count));
             relatives[other].push((one, count));
         }
     }
     let mut chosen = Chosen { bases: vec![None; values.len()], relatives };
+    (0..known_count).for_each(|index| chosen.choose(index));
     let gain_of = |chosen: &Chosen, index: usize| (chosen.gain(index), Reverse(index));
+    // Of equal ones, the first.
     let mut heap: BinaryHeap<(i64, Reverse<usize>)> =
-        (0..values.len()).map(|index| gain_of(&chosen, index)).collect();
+        (known_count..values.len()).map(|index| gain_of(&chosen, index)).collect();
     while let Some((_, Reverse(index))) = heap.pop() {
         let now = gain_of(&chosen, index);
         match heap.peek() {
@@ -84,20 +94,7 @@ fn groups(sketches: &[Vec<Sketch>]) -> Vec<Vec<usize>> {
             _ => chosen.choose(index),
         }
     }
-    let mut differences: Vec<Vec<usize>> = vec![Vec::new(); values.len()];
-    for (index, base) in chosen.bases.iter().enumerate() {
-        if let Some((base, _)) = base.filter(|(base, _)| *base != index) {
-            differences[base].push(index);
-        }
-    }
-    let mut groups = Vec::new();
-    for (index, mut its) in differences.into_iter().enumerate() {
-        if chosen.bases[index].is_none_or(|(base, _)| base == index) {
-            its.insert(0, index);
-            groups.push(its);
-        }
-    }
-    groups
+    chosen.bases.into_iter().map(|base| Some(base?.0)).collect()
 }
 
 /// What was chosen so far.
@@ -182,11 +179,30 @@ mod tests {
     }
 
     fn roles(segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<(u32, Role)> {
-        plan(segments).into_iter().map(|planned| (planned.numbers[0], planned.role)).collect()
+        plan(&[], segments).into_iter().map(|planned| (planned.numbers[0], planned.role)).collect()
     }
 
     const BASE: Role = Role::Base(0);
     const DIFFERENCE: Role = Role::Difference(0);
+
+    #[test]
+    fn bases_that_there_are_come_first() {
+        let known = [segment(0, &[1, 2, 3]).1, segment(0, &[20, 21]).1];
+        let segments = vec![
+            segment(0, &[50, 51]),
+            segment(1, &[2, 3, 4]),
+            segment(2, &[50, 52]),
+            segment(3, &[1, 4, 5]),
+        ];
+        let roles = plan(&known, segments).into_iter().map(|it| (it.numbers[0], it.role));
+        let expected = [
+            (1, Role::Difference(0)),
+            (3, Role::Difference(0)),
+            (0, Role::Base(2)),
+            (2, Role::Difference(2)),
+        ];
+        assert_eq!(roles.collect::<Vec<_>>(), expected);
+    }
 
     #[test]
     fn what_resembles_most_others_becomes_the_base() {

@@ -4,14 +4,15 @@
 //! A base and what is stored as a difference from it go away together or not at all (see
 //! `store/bases.rs`), so they are judged together.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::store::Base;
 use super::{Again, USED_PERCENT_MIN};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
 use crate::store::dictionaries::parse_dictionary_key;
-use crate::store::format::pointer::{Place, pointer_in};
+use crate::store::format::pointer::{Place, Pointer, pointer_in};
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -23,6 +24,8 @@ pub(super) struct SegmentsMade {
     /// Those that would stay, since snapshots, files that do not take part, or differences have
     /// parts of them.
     pub kept: HashSet<Sector>,
+    /// The bases among these that what is made anew may be stored as a difference from.
+    pub bases: HashMap<Sector, Base>,
 }
 
 /// How a segment is used.
@@ -33,13 +36,20 @@ struct Use {
     len: u64,
     /// The base that it is a difference from.
     base: Option<Sector>,
-    /// How many numbers stand for it as a base.
-    numbers: u32,
+    /// What stands for it as a base.
+    entries: Vec<Base>,
 }
 
 impl Use {
     fn is_wasteful(&self) -> bool {
         self.used.saturating_mul(100) < self.len.saturating_mul(USED_PERCENT_MIN)
+    }
+}
+
+fn sector_of(pointer: &Pointer) -> Option<Sector> {
+    match pointer.place {
+        Place::Extent { sector, .. } => Some(sector),
+        _ => None,
     }
 }
 
@@ -56,7 +66,7 @@ impl Pool {
         let mut made = SegmentsMade::default();
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
         for (sector, of) in &uses {
-            if of.base.is_none() && of.numbers == 0 {
+            if of.base.is_none() && of.entries.is_empty() {
                 self.judge(&[(*sector, of)], of.is_wasteful(), again, &mut made)?;
             } else {
                 groups.entry(of.base.unwrap_or(*sector)).or_default().push(*sector);
@@ -77,6 +87,14 @@ impl Pool {
                 }
             }
         }
+        let needed: HashSet<Sector> = match again {
+            Again::No => made.wasteful.iter().filter_map(|sector| uses[sector].base).collect(),
+            _ => made.kept.clone(),
+        };
+        let bases =
+            uses.into_iter().filter(|(it, _)| needed.contains(it) && made.kept.contains(it));
+        let last = |(sector, mut of): (Sector, Use)| Some((sector, of.entries.pop()?));
+        made.bases = bases.filter_map(last).collect();
         Ok(made)
     }
 
@@ -93,7 +111,8 @@ impl Pool {
                 let of = found.entry(run.start).or_default();
                 of.len = pointer.extent_len.into();
                 if pointer.is_difference() {
-                    of.base = bases.get(&pointer.dictionary).copied();
+                    let base = bases.get(&pointer.dictionary);
+                    of.base = base.and_then(sector_of);
                 }
                 if parts.insert((run.start, pointer.part_offset)) {
                     of.used += u64::from(pointer.len);
@@ -108,25 +127,23 @@ impl Pool {
                 }
             }
         }
-        for sector in bases.values() {
-            if let Some(of) = found.get_mut(sector) {
-                of.numbers += 1;
+        for (number, pointer) in bases {
+            if let Some(of) = sector_of(&pointer).and_then(|sector| found.get_mut(&sector)) {
+                of.entries.push(Base { number, pointer });
             }
         }
         Ok(found)
     }
 
-    /// Returns the places of all bases, by their numbers.
-    fn bases(&self) -> Result<BTreeMap<u32, Sector>> {
+    /// Returns the entries of all bases, by their numbers.
+    fn bases(&self) -> Result<BTreeMap<u32, Pointer>> {
         let tree = TreeId::Dictionaries;
         let entries = self.read(|source| source.range(tree, &[], &[0xff; 5], usize::MAX))?;
         let mut bases = BTreeMap::new();
         for (key, value) in entries {
             let pointer = pointer_in(tree, &key, &value)?;
-            if let Place::Extent { sector, .. } = pointer.place
-                && pointer.is_base()
-            {
-                bases.insert(parse_dictionary_key(&key)?, sector);
+            if pointer.is_base() {
+                bases.insert(parse_dictionary_key(&key)?, pointer);
             }
         }
         Ok(bases)
@@ -162,7 +179,8 @@ impl Pool {
         for (sector, of) in group {
             let refs = self.read(|source| source.refs(*sector))?;
             // Others belong to snapshots, or to files that do not take part: it would stay.
-            has_all &= refs.is_none_or(|refs| refs.count <= of.pointers + of.numbers);
+            has_all &= refs
+                .is_none_or(|refs| refs.count as usize <= of.pointers as usize + of.entries.len());
         }
         let sectors = group.iter().map(|(sector, _)| *sector);
         if !has_all {

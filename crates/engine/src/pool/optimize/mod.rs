@@ -15,7 +15,7 @@
 //! ```
 //!
 //! With [`Again::Related`], the segments that resemble what is new are made anew together with it
-//! (`related.rs`), with [`Again::All`] all of them. Records leave old segments only where a new one
+//! (`related.rs`), or if others differ from them, serve as bases for it; with [`Again::All`] all of them. Records leave old segments only where a new one
 //! takes less than their share of these. What is left of an old one then takes all of its space. So
 //! segments that are mostly unused by then are made anew in the end, whatever that takes.
 //!
@@ -44,7 +44,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use self::bases::Planned;
-use self::made::SegmentsMade;
 use self::pack::Packing;
 use self::store::Base;
 use self::survey::Survey;
@@ -139,8 +138,7 @@ pub struct OptimizeReport {
     pub transformed_len: u64,
     /// Bytes of records that were in segments already.
     pub segment_len: u64,
-    /// Bytes of records that snapshots hold, or whose segments files that do not take part share, or
-    /// other segments are stored as differences from.
+    /// Bytes of records that snapshots hold, or whose segments files that do not take part share.
     pub held_len: u64,
     /// Bytes of databases.
     pub database_len: u64,
@@ -192,7 +190,7 @@ pub struct Optimisation {
     is_clearing: bool,
     /// The segments still to make.
     plan: VecDeque<Planned>,
-    /// The bases that were made, by the numbers of their groups; nothing if one was not stored.
+    /// The bases that there are, by their indices; nothing if one was not stored.
     bases: HashMap<usize, Option<Base>>,
     report: OptimizeReport,
 }
@@ -261,7 +259,6 @@ impl Optimisation {
                 if !self.store_step()? {
                     let mut has_more = self.survey.is_before_end(&self.files);
                     self.survey.begin_pass();
-                    self.bases.clear();
                     if !has_more && self.goal.again != Again::No {
                         has_more = self.begin_clearing()?;
                     }
@@ -306,7 +303,8 @@ impl Optimisation {
     }
 
     fn begin_storing(&mut self) {
-        let segments = self.survey.segments(self.goal.len, self.goal.again);
+        let (bases, segments) = self.survey.segments(self.goal.len, self.goal.again);
+        self.bases = bases.into_iter().map(Some).enumerate().collect();
         self.report.planned_len += self.survey.unique_len();
         self.report.segment_len += self.survey.left_len();
         self.plan = segments.into();

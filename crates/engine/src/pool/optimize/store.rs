@@ -49,7 +49,7 @@ struct Segment {
 }
 
 /// A segment that others may be stored as differences from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Base {
     /// What it is known by.
     pub number: u32,
@@ -95,7 +95,7 @@ impl Optimisation {
         let threads = self.pool.options().threads.max(1);
         // What may differ from a base waits until that is stored.
         let is_ready = |planned: &Planned| match planned.role {
-            Role::Difference(group) => self.bases.contains_key(&group),
+            Role::Difference(base) => self.bases.contains_key(&base),
             Role::Alone | Role::Base(_) => true,
         };
         let ready = self.plan.iter().enumerate().filter(|(_, planned)| is_ready(planned));
@@ -112,8 +112,8 @@ impl Optimisation {
             };
             // Not before: a step that found the pool busy is repeated.
             let Some(planned) = self.plan.remove(next[done] - done) else { continue };
-            if let Role::Base(group) = planned.role {
-                self.bases.insert(group, base);
+            if let Role::Base(index) = planned.role {
+                self.bases.insert(index, base);
             }
             self.report.overtaken += overtaken;
             let lens = planned.numbers.iter().map(|it| u64::from(self.survey.piece(*it).len));
@@ -201,7 +201,7 @@ impl Optimisation {
     /// Returns the base of a segment, if that was stored.
     fn base_for(&self, role: Role) -> Option<&Base> {
         match role {
-            Role::Difference(group) => self.bases.get(&group)?.as_ref(),
+            Role::Difference(base) => self.bases.get(&base)?.as_ref(),
             Role::Alone | Role::Base(_) => None,
         }
     }

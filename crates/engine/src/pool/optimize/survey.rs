@@ -1,13 +1,15 @@
 //! Looks at all records: which are equal, and which resemble each other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::arrange::{Item, arrange};
 use super::bases::{Planned, plan};
 use super::look::{FollowLimit, Look, Looked};
+use super::made::SegmentsMade;
 use super::related::related;
-use super::sketch::name_hash;
-use super::{Again, LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
+use super::sketch::{Sketch, name_hash};
+use super::store::Base;
+use super::{Again, LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -72,6 +74,8 @@ pub(super) struct Survey {
     at: (usize, u64),
     /// The segments that there were at the beginning.
     made: SegmentsMade,
+    /// The sketches of what is in bases that stay.
+    in_bases: BTreeMap<Sector, Vec<Sketch>>,
 }
 
 /// A stream that goes on behind the last piece.
@@ -99,6 +103,8 @@ struct Candidate {
     file_len: u64,
     /// Whether it has patches: then its place does not tell what it holds.
     is_patched: bool,
+    /// Whether it stays in a base, and is looked at only to find what resembles that.
+    is_of_base: bool,
 }
 
 impl Survey {
@@ -126,6 +132,16 @@ impl Survey {
         })
     }
 
+    /// Whether a record is a part of a base that stays.
+    fn is_of_base(&self, pointer: &Pointer) -> bool {
+        match pointer.place {
+            Place::Extent { sector, .. } => {
+                pointer.is_part() && self.made.bases.contains_key(&sector)
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the length of all pieces, equal ones once.
     pub fn unique_len(&self) -> u64 {
         self.unique_len
@@ -143,11 +159,13 @@ impl Survey {
     /// Forgets all pieces, and goes on where it is.
     pub fn begin_pass(&mut self) {
         let made = std::mem::take(&mut self.made);
-        *self = Survey { at: self.at, made, ..Survey::default() };
+        let in_bases = std::mem::take(&mut self.in_bases);
+        *self = Survey { at: self.at, made, in_bases, ..Survey::default() };
     }
 
-    /// Distributes the pieces to segments of about `len` bytes.
-    pub fn segments(&mut self, len: u32, again: Again) -> Vec<Planned> {
+    /// Distributes the pieces to segments of about `len` bytes. Also returns the bases that there
+    /// are.
+    pub fn segments(&mut self, len: u32, again: Again) -> (Vec<Base>, Vec<Planned>) {
         let mut items = std::mem::take(&mut self.items);
         if again == Again::Related {
             self.leave_unrelated(&mut items);
@@ -163,7 +181,11 @@ impl Survey {
             let numbers = items.iter().flat_map(|it| it.number..it.number + it.count).collect();
             (numbers, items.iter().map(|item| item.sketch).collect())
         });
-        plan(filled.collect())
+        let known = self.in_bases.iter();
+        let known = known.filter_map(|(sector, its)| Some((self.made.bases.get(sector)?, its)));
+        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) =
+            known.map(|(base, sketches)| (base.clone(), sketches.clone())).unzip();
+        (bases, plan(&sketches, filled.collect()))
     }
 
     /// Takes out what stays in its segment, since nothing new resembles that. Copies of it that are
@@ -386,6 +408,11 @@ impl Optimisation {
         looked.sort_by_key(|(index, _)| *index);
         for (candidate, (_, found)) in candidates.iter().zip(looked) {
             match found {
+                Ok(Some((_, look))) if candidate.is_of_base => {
+                    if let Some(sector) = candidate.segment() {
+                        self.survey.in_bases.entry(sector).or_default().push(look.sketch);
+                    }
+                }
                 Ok(Some((content, look))) => {
                     let piece = candidate.piece(content);
                     let segment = candidate.segment();
@@ -422,7 +449,11 @@ impl Optimisation {
     fn is_wanted(&self, pointer: &Pointer) -> bool {
         let Place::Extent { sector, .. } = pointer.place else { return false };
         let is_wanted = match pointer.is_part() {
-            true => self.goal.again != Again::No || self.survey.made.wasteful.contains(&sector),
+            true => {
+                let made = &self.survey.made;
+                let is_made_anew = self.goal.again != Again::No || made.wasteful.contains(&sector);
+                is_made_anew || made.bases.contains_key(&sector)
+            }
             false => !self.is_clearing,
         };
         is_wanted && !pointer.is_filtered()
@@ -445,7 +476,8 @@ impl Optimisation {
                 self.survey.at.1 = record.start + 1;
                 let is_patched =
                     patches.iter().any(|start| (record.start..record.slot_end()).contains(start));
-                let candidate = Candidate { record, file, name, file_len, is_patched };
+                let is_of_base = self.survey.is_of_base(&record.pointer);
+                let candidate = Candidate { record, file, name, file_len, is_patched, is_of_base };
                 let candidate_len = u64::from(candidate.len());
                 let pointer = &candidate.record.pointer;
                 let counted_len = self.counted(candidate_len);
@@ -453,6 +485,13 @@ impl Optimisation {
                 if !self.is_wanted(pointer) {
                     let is_in_segment = pointer.is_part();
                     self.report.segment_len += if is_in_segment { counted_len } else { 0 };
+                } else if is_of_base {
+                    self.report.segment_len += counted_len;
+                    // Those with patches do not tell what the base holds.
+                    if !is_patched {
+                        len += candidate_len;
+                        candidates.push(candidate);
+                    }
                 } else if is_held || is_kept(pointer, &self.survey.made) {
                     self.report.held_len += counted_len;
                 } else if candidate_len > 0 {
