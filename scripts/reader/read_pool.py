@@ -34,9 +34,9 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks passing-superblocks inflated transformed lzma""".split()
+    parts-by-content chunks passing-superblocks inflated transformed lzma differences""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
-DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED = 1, 2, 3, 4, 5
+DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED, DIFFERENCE = 1, 2, 3, 4, 5, 6
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
 SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
@@ -137,6 +137,30 @@ def lzma2(data, length, _):
 
 
 CODECS = {0: raw, 1: lzjb, 2: zle, 3: gzip, 4: lz4_block, 5: zstd, 6: lzma2}
+
+
+def zstd_after(base, data, length):
+    """Decodes a frame that follows on other content."""
+    base = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    decoder = zstandard.ZstdDecompressor(dict_data=base, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+    return decoder.decompress(data, max_output_size=length)
+
+
+def lzma2_after(base, data, length):
+    """Decodes a stream that follows on other content: as the rest of one that begins with that, not compressed."""
+    parts = [base[at : at + 65536] for at in range(0, len(base), 65536)]
+    chunks = [bytes([2 if at else 1]) + (len(part) - 1).to_bytes(2, "big") + part for at, part in enumerate(parts)]
+    return lzma2(b"".join([*chunks, data]), len(base) + length, b"")[len(base) :]
+
+
+def decompress_after(codec, base, data, length):
+    need(codec in (5, 6), f"codec {codec} makes no differences")
+    try:
+        out = (zstd_after if codec == 5 else lzma2_after)(base, data, length)
+    except (zstandard.ZstdError, lzma.LZMAError) as error:
+        raise Damaged(f"codec {codec}: {error}") from error
+    need(len(out) == length, f"codec {codec}: {len(out)} bytes, {length} expected")
+    return out
 
 
 def decompress(codec, data, length, dictionary=b""):
@@ -252,9 +276,10 @@ class Pointer:
          self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
-        need(self.filter in range(6), "a filter is unknown")
+        need(self.filter in range(7), "a filter is unknown")
         extent_only = self.kind == EXTENT and self.dictionary == 0
         need(self.filter not in (INFLATED, TRANSFORMED) or extent_only, "the filter of a record is impossible")
+        need(self.filter != DIFFERENCE or self.kind == EXTENT and self.dictionary, "a difference has no base")
         need(self.gain == 0 or self.filter in (PAGE_FILTER, PAGES_APART), "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
@@ -270,6 +295,10 @@ class Pointer:
             need(self.part_offset == 0 and self.len <= 65536, "a delta covers a part, or is too long")
         else:
             need(self.part_offset + self.len <= self.extent_len, "a pointer reaches beyond its extent")
+
+    def is_base(self):
+        """Whether this entry of the dictionaries stands for a segment that others differ from."""
+        return self.kind == EXTENT and self.len == 0 < self.extent_len and self.filter not in (DELTA, DIFFERENCE)
 
     def span(self):
         """Returns how many bytes of its file a record covers: a chunk just its own."""
@@ -356,7 +385,10 @@ class State:
             value = self.tree(DICTIONARIES).get(struct.pack(">I", pointer.dictionary))
             need(value is not None, f"there is no dictionary {pointer.dictionary}")
             found = Pointer(value)
-            need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary is impossible")
+            if pointer.filter == DIFFERENCE:
+                need(found.is_base() and found.dictionary == 0, "a base is impossible")
+                return decompress_after(pointer.codec, self.extent(found), data, pointer.extent_len)
+            need(found.dictionary == 0 and 0 < found.len and found.extent_len <= 262144, "a dictionary is impossible")
             dictionary = self.content(found)
         if pointer.filter == INFLATED:
             need(len(data) >= 4, "an inflated record is too short")

@@ -169,6 +169,14 @@ def media(directory, rng):
     (directory / "sound").write_bytes(b"".join(struct.pack("<hh", int(left), int(right)) for left, right in waves))
 
 
+def versions(directory, rng):
+    """Creates versions of a file that are too long for one segment, which become differences."""
+    directory.mkdir()
+    common = rng.randbytes(400_000)
+    for version in range(6):
+        (directory / f"{version}").write_bytes(rng.randbytes(1000 + 300 * version) + common + rng.randbytes(9000))
+
+
 def fresh(hardpack, scratch, rng):
     source, pool = Path(scratch, "source"), Path(scratch, "fresh.hpk")
     (source / "deep/er").mkdir(parents=True)
@@ -204,6 +212,11 @@ def fresh(hardpack, scratch, rng):
     media(source / "media", rng)
     run(hardpack, "put", "-q", source / "media", pool)
     run(hardpack, "optimize", "-q", "--keep-length", f"{pool}/media")
+    for name, codec in ("versions", "zstd-9"), ("more", "lzma-3"):
+        versions(source / name, rng)
+        run(hardpack, "put", "-q", source / name, pool)
+        flags = "--segment", "1M", "--compression", codec
+        run(hardpack, "optimize", "-q", "--keep-length", *flags, f"{pool}/{name}")
     run(hardpack, "snapshot", f"{pool}@before")
     for n in range(10):
         for db in ("shop.db", "deep/other.db", "zle/other.db"):
@@ -228,9 +241,11 @@ def check_coverage(verifier):
     assert {pointer.codec for pointer in pointers} == set(range(7)), "a codec does not occur"
     assert {pointer.kind for pointer in pointers} >= {1, 2}, "a kind of pointer does not occur"
     filters = {pointer.filter for pointer in pointers}
-    assert filters == set(range(6)), f"a filter does not occur: {filters}"
+    assert filters == set(range(7)), f"a filter does not occur: {filters}"
     assert {len(pointer.behind) for pointer in pointers if pointer.kind == 1} == {16, 32}, "a checksum does not occur"
-    assert any(pointer.dictionary for pointer in pointers), "no dictionary is used"
+    differences = [pointer for pointer in pointers if pointer.filter == read_pool.DIFFERENCE]
+    assert {pointer.codec for pointer in differences} == {5, 6}, "a codec makes no differences"
+    assert any(pointer.dictionary for pointer in pointers if pointer not in differences), "no dictionary is used"
     assert any(count > 1 for count in verifier.pointers.values()), "no extent is shared"
     trees = {read_pool.REFS, read_pool.DEAD, read_pool.SNAPSHOTS, read_pool.INDEX}
     assert trees <= live.roots.keys(), f"trees do not occur: {trees - live.roots.keys()}"

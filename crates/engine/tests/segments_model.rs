@@ -23,6 +23,7 @@ struct Happened {
     records: u64,
     inflated: u64,
     transformed: u64,
+    differences: u64,
     overtaken: u64,
     moved: u64,
     rollbacks: u64,
@@ -253,6 +254,7 @@ impl Model {
                     self.happened.records += report.records;
                     self.happened.inflated += report.inflated_streams;
                     self.happened.transformed += report.transformed_len;
+                    self.happened.differences += report.differences;
                     self.happened.overtaken += report.overtaken;
                 }
             } else if !self.compactions.is_empty() {
@@ -311,6 +313,7 @@ fn files_in_segments_are_vectors_of_bytes() {
         sum.records += it.records;
         sum.inflated += it.inflated;
         sum.transformed += it.transformed;
+        sum.differences += it.differences;
         sum.overtaken += it.overtaken;
         sum.moved += it.moved;
         sum.rollbacks += it.rollbacks;
@@ -318,5 +321,6 @@ fn files_in_segments_are_vectors_of_bytes() {
     }
     println!("{sum:?}");
     assert!(sum.records > 100 && sum.inflated > 50 && sum.transformed > 500_000);
+    assert!(sum.differences > 5);
     assert!(sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
 }
