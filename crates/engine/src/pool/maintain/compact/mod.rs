@@ -158,6 +158,8 @@ pub struct Compaction {
     survey: Survey,
     /// The free sectors that nothing fits into; `None` before the survey has ended.
     unusable: Option<u64>,
+    /// Whether what nothing needs any more was removed.
+    has_swept: bool,
     /// The end of the last damaged extent met. Such extents stay where they are.
     damaged_end: Sector,
     has_settled: bool,
@@ -194,6 +196,7 @@ impl Pool {
             survey: Survey::default(),
             unusable: None,
             damaged_end: Sector(0),
+            has_swept: false,
             has_settled: false,
             has_pruned: false,
             end_before: Sector(0),
@@ -238,7 +241,7 @@ impl Compaction {
         // This costs nothing if the state is already durable.
         store.make_durable()?;
         let done = match self.stage.clone() {
-            Stage::Plan => self.plan(),
+            Stage::Plan => self.sweep().and_then(|()| self.plan()),
             Stage::Survey { cursor } => self.survey(&cursor),
             Stage::Settle { quiet, left } => self.settle(quiet, left),
             Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor),
@@ -258,6 +261,20 @@ impl Compaction {
             self.pool.store().drop_tail();
         }
         Ok(!is_done)
+    }
+
+    /// Removes the dictionaries and bases that nothing needs any more, once.
+    fn sweep(&mut self) -> Result<()> {
+        if self.has_swept {
+            return Ok(());
+        }
+        match self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT)) {
+            // What cannot be told, or done, leaves them where they are.
+            Err(Error::Corrupt { .. } | Error::NoSpace) => {}
+            removed => removed?,
+        }
+        self.has_swept = true;
+        Ok(())
     }
 
     /// Returns the progress so far.
