@@ -23,7 +23,6 @@ struct Happened {
     records: u64,
     inflated: u64,
     transformed: u64,
-    differences: u64,
     overtaken: u64,
     moved: u64,
     rollbacks: u64,
@@ -229,7 +228,9 @@ impl Model {
     }
 
     fn begin_optimising(&mut self) {
-        let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
+        let codecs =
+            [Compression::Zstd(1), Compression::Zstd(1), Compression::Lzma(1), Compression::Lz4];
+        let compression = self.rng.pick(&codecs);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.pick(&[Again::No, Again::Related, Again::All]);
         let inflate = self.rng.one_in(2);
@@ -254,7 +255,6 @@ impl Model {
                     self.happened.records += report.records;
                     self.happened.inflated += report.inflated_streams;
                     self.happened.transformed += report.transformed_len;
-                    self.happened.differences += report.differences;
                     self.happened.overtaken += report.overtaken;
                 }
             } else if !self.compactions.is_empty() {
@@ -313,7 +313,6 @@ fn files_in_segments_are_vectors_of_bytes() {
         sum.records += it.records;
         sum.inflated += it.inflated;
         sum.transformed += it.transformed;
-        sum.differences += it.differences;
         sum.overtaken += it.overtaken;
         sum.moved += it.moved;
         sum.rollbacks += it.rollbacks;
@@ -321,6 +320,5 @@ fn files_in_segments_are_vectors_of_bytes() {
     }
     println!("{sum:?}");
     assert!(sum.records > 100 && sum.inflated > 50 && sum.transformed > 500_000);
-    assert!(sum.differences > 5);
     assert!(sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
 }

@@ -114,7 +114,7 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
 /// Puts records into segments, in some steps.
 fn some_segments(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<(), String> {
     let goal = SegmentGoal {
-        compression: rng.pick(&[Compression::Lz4, Compression::Zstd(1)]),
+        compression: rng.pick(&[Compression::Lz4, Compression::Zstd(1), Compression::Lzma(1)]),
         len: rng.pick(&[20_000, 100_000]),
         again: rng.pick(&[Again::No, Again::Related, Again::All]),
         inflate: false,

@@ -21,10 +21,9 @@ use crate::units::{FileId, Sector, Txg};
 pub(super) struct SegmentsMade {
     /// Those that are mostly unused, and go away with the parts that files have.
     pub wasteful: HashSet<Sector>,
-    /// Those that would stay, since snapshots, files that do not take part, or differences have
-    /// parts of them.
+    /// Those that would stay, since snapshots, or files that do not take part, have parts of them.
     pub kept: HashSet<Sector>,
-    /// The bases among these that what is made anew may be stored as a difference from.
+    /// The bases that stay, and that what is made anew may be stored as a difference from.
     pub bases: HashMap<Sector, Base>,
 }
 
@@ -65,6 +64,7 @@ impl Pool {
         let uses = self.uses(files)?;
         let mut made = SegmentsMade::default();
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
+        let mut needed: HashSet<Sector> = HashSet::new();
         for (sector, of) in &uses {
             if of.base.is_none() && of.entries.is_empty() {
                 self.judge(&[(*sector, of)], of.is_wasteful(), again, &mut made)?;
@@ -83,16 +83,16 @@ impl Pool {
             for (sector, of) in group {
                 match of.base {
                     Some(_) => self.judge(&[(sector, of)], of.is_wasteful(), again, &mut made)?,
-                    None => drop(made.kept.insert(sector)),
+                    None => drop(needed.insert(sector)),
                 }
             }
         }
-        let needed: HashSet<Sector> = match again {
-            Again::No => made.wasteful.iter().filter_map(|sector| uses[sector].base).collect(),
-            _ => made.kept.clone(),
-        };
-        let bases =
-            uses.into_iter().filter(|(it, _)| needed.contains(it) && made.kept.contains(it));
+        let of_wasteful: HashSet<Sector> =
+            made.wasteful.iter().filter_map(|sector| uses[sector].base).collect();
+        let stays = |it: &Sector| needed.contains(it) || made.kept.contains(it);
+        let bases = uses.into_iter().filter(|(sector, _)| {
+            stays(sector) && (again != Again::No || of_wasteful.contains(sector))
+        });
         let last = |(sector, mut of): (Sector, Use)| Some((sector, of.entries.pop()?));
         made.bases = bases.filter_map(last).collect();
         Ok(made)

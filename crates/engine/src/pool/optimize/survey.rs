@@ -486,7 +486,10 @@ impl Optimisation {
                     let is_in_segment = pointer.is_part();
                     self.report.segment_len += if is_in_segment { counted_len } else { 0 };
                 } else if is_of_base {
-                    self.report.segment_len += counted_len;
+                    match is_kept(pointer, &self.survey.made) {
+                        true => self.report.held_len += counted_len,
+                        false => self.report.segment_len += counted_len,
+                    }
                     // Those with patches do not tell what the base holds.
                     if !is_patched {
                         len += candidate_len;
