@@ -6,6 +6,8 @@ mod common;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::segments::{
     Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, empty_pool,
@@ -14,7 +16,6 @@ use common::segments::{
 };
 use common::sim_device::{Disk, SimDevice};
 use common::{Rng, options, problems, read_all};
-use hardpack_engine::Error;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
@@ -22,8 +23,10 @@ use hardpack_engine::pool::{
     ResumeToken, SegmentGoal, SendPlan,
 };
 use hardpack_engine::store::superblock::FEATURE_DIFFERENCES;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
+use hardpack_engine::{Error, Txg};
 
 /// Three of the versions fit into a segment.
 const SHORT: SegmentGoal = SegmentGoal { len: 400_000, ..GOAL };
@@ -208,6 +211,134 @@ fn what_comes_later_finds_its_relatives() {
     // Less than one more copy of what all have in common.
     assert!(used(&pool) < before + 5 * 15_000, "{} {before}", used(&pool));
     assert_holds(&reopened(&device), &files);
+}
+
+/// A segment that was made before anything differed from it becomes a base.
+#[test]
+fn what_comes_in_batches_takes_what_it_takes_at_once() {
+    for again in [Again::Related, Again::All] {
+        let goal = SegmentGoal { again, ..SHORT };
+        let (device, pool) = empty_pool(&[]);
+        let mut files = Files::new();
+        for number in 0..15 {
+            let (path, bytes) = (format!("v{number}").into_bytes(), version(1, number));
+            put(&pool, &path, &bytes);
+            files.push((path, bytes));
+            if number % 3 == 2 {
+                optimize(&pool, goal);
+            }
+        }
+        compact(&pool);
+        let (_, fresh) = pool_of(&files, &[]);
+        optimize(&fresh, goal);
+        compact(&fresh);
+        assert!(used(&pool) < used(&fresh) * 5 / 4, "{} {}", used(&pool), used(&fresh));
+        assert_eq!(optimize(&pool, goal).segments, 0, "nothing is left to do");
+        assert_holds(&reopened(&device), &files);
+    }
+}
+
+/// With a stronger codec, a base goes with all that differs from it, or not at all.
+#[test]
+fn a_stronger_codec_never_leaves_two_bases() {
+    for count in [9, 18, 36] {
+        let files: Files =
+            (0..count).map(|n| (format!("v{n}").into_bytes(), version(1, n))).collect();
+        let (device, pool) = pool_of(&files, &[]);
+        optimize(&pool, SegmentGoal { compression: Compression::Zstd(1), ..SHORT });
+        compact(&pool);
+        let before = used(&pool);
+        for compression in [Compression::Zstd(12), Compression::Zstd(3), Compression::Lzma(1)] {
+            optimize(&pool, SegmentGoal { compression, again: Again::All, ..SHORT });
+            compact(&pool);
+            let after = used(&pool);
+            assert!(after <= before + before / 50, "{compression:?}: {after} {before}");
+            assert_holds(&reopened(&device), &files);
+        }
+    }
+}
+
+/// What one file needs is damaged, so nobody can tell what differs from which base. Another file
+/// can be optimised all the same.
+#[test]
+fn damage_elsewhere_is_no_obstacle() {
+    let files = family();
+    let (device, pool) = pool_of(&files, &[]);
+    optimize(&pool, SHORT);
+    let other = pool.create_file_at(b"damaged", 0o644, 0).unwrap();
+    pool.set_property(other, Property::RecordSize, "4K").unwrap();
+    let file = pool.file(other).unwrap();
+    file.write_at(&Rng(40).noise(2_000_000), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let new = [(b"new".to_vec(), Rng(3).text(300_000))];
+    put(&pool, &new[0].0, &new[0].1);
+    let leaf = leaf_of(&pool, other.0);
+    pool.close().unwrap();
+    let mut image = device.image();
+    image[leaf + 100] ^= 4;
+    let device = Arc::new(MemoryDevice::new(image));
+    let pool = open(&device);
+    for again in [Again::No, Again::Related] {
+        let file = pool.resolve(b"new").unwrap().file;
+        let mut optimisation = pool.optimize(file, SegmentGoal { again, ..SHORT }).unwrap();
+        while optimisation.step().unwrap() {}
+    }
+    pool.remove_unused_dictionaries(Patience::None).unwrap();
+    for (path, bytes) in files.iter().chain(&new) {
+        assert!(read_all(&file_at(&pool, path)).unwrap() == *bytes);
+    }
+}
+
+/// Returns where a leaf of the map begins that has entries of this file only.
+fn leaf_of(pool: &Pool, file: u64) -> usize {
+    let (state, mut leaves) = (pool.state(), Vec::new());
+    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
+    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+        match met {
+            Met::Node(_, pointer) => leaves.push((pool.store().offset_of(pointer), Vec::new())),
+            Met::Entry(_, key, _) => leaves.last_mut().unwrap().1.push(key[..8].to_vec()),
+            Met::Damage(..) => unreachable!("nothing is damaged yet"),
+        }
+        Ok(())
+    })
+    .unwrap();
+    let is_only = |files: &[Vec<u8>]| {
+        !files.is_empty() && files.iter().all(|it| it[..] == file.to_be_bytes())
+    };
+    leaves.iter().find(|(_, files)| is_only(files)).unwrap().0 as usize
+}
+
+/// Somebody commits all the time, so there is never a state that was looked at and is the newest.
+#[test]
+fn what_nothing_needs_goes_beside_a_busy_writer() {
+    let files = family();
+    let (_, pool) = pool_of(&files, &[]);
+    optimize(&pool, SHORT);
+    for (path, _) in &files[1..] {
+        pool.remove_at(path, 0).unwrap();
+    }
+    let file = pool.file(pool.create_file_at(b"many", 0o644, 0).unwrap()).unwrap();
+    pool.set_property(file.id(), Property::RecordSize, "4K").unwrap();
+    file.write_at(&Rng(4).noise(8_000_000), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.remove_at(&files[0].0, 0).unwrap();
+    let (log, is_done) = (put(&pool, b"log", b"x"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0u64.. {
+                log.write_at(&number.to_le_bytes(), 0).unwrap();
+                log.commit(Durability::Visible).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let patience = Patience::Within(Duration::from_secs(60));
+        pool.remove_unused_dictionaries(patience).unwrap();
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert!(!has_bases(&pool));
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -454,9 +585,9 @@ impl Model {
             (8, Some(name)) => {
                 let old = self.files.get_mut(&name).unwrap();
                 let at = self.rng.below(old.len() as u64 - 10) as usize;
-                old[at..at + 10].copy_from_slice(b"overwritte");
+                old[at..at + 10].copy_from_slice(b"0123456789");
                 let file = file_at(&self.pool, &name);
-                file.write_at(b"overwritte", at as u64).unwrap();
+                file.write_at(b"0123456789", at as u64).unwrap();
                 file.commit(Durability::Visible).unwrap();
             }
             (9, Some(name)) if self.files.len() < 14 => {

@@ -21,7 +21,9 @@ command is interrupted, and the same command goes on with the rest. Databases ar
 'hardpack repack'. Data that snapshots hold is left as it is, since its space would not become free. \
 At the end the pool is shortened, as by 'hardpack compact'.
 
-What is in segments stays there by default, and new files are compared only with each other. With --again=related, the segments that resemble much of what is new are made anew together with it: a new release then takes little more than what is new in it. Everything is read for that, but only these segments are compressed again.
+What is in segments stays there by default, and new files are compared only with each other. With --again=related, what is new is stored as a difference from the segments that it resembles, or these are made anew together with it: a new release then takes little more than what is new in it. Everything is read for that, but only these segments are compressed again.
+
+Segments that have much in common with another are stored as differences from it, with zstd and lzma: reading one decodes both.
 
 Machine code, and sound and pictures that are not compressed, are transformed so that they compress \
 better, where they do.

@@ -161,6 +161,7 @@ fn report_on(
             "pool_after": after,
             "records": report.records,
             "segments": report.segments,
+            "differences": report.differences,
             "allocated_before": report.allocated_before,
             "allocated_after": report.allocated_after,
             "metadata_before": report.metadata_before,
@@ -203,6 +204,12 @@ fn report_on(
         ),
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
+    if report.differences > 0 {
+        output::print_line(format_args!(
+            "  differences: {} of the segments are stored as differences from others",
+            count(report.differences, false),
+        ))?;
+    }
     if report.inflated_streams > 0 {
         output::print_line(format_args!(
             "  inflated: {} deflate streams, {} became {} before they were compressed again",

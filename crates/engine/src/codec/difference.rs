@@ -63,8 +63,8 @@ impl Codec {
     /// # Errors
     ///
     /// An unknown codec, or one without this; data that is not valid; data that decodes to more or
-    /// less than `dst` holds. With another base, the result is an error or wrong bytes. The contents
-    /// of `dst` are then unspecified.
+    /// less than `dst` holds. With another base, the result is an error or wrong bytes. The
+    /// contents of `dst` are then unspecified.
     pub fn decompress_after(
         &mut self,
         codec: u8,

@@ -1,12 +1,12 @@
 //! The lzma levels: a raw LZMA2 stream by lzma-rust2, with its end marker and no container.
 //!
 //! The window is the whole record, with the base that it follows on if it has one, at every level.
-//! So nothing about it is stored: a decoder needs no more than the lengths of both. Levels 1 to 6 search like the presets of xz with these
-//! numbers, 7 to 9 like preset 6 with ever longer matches.
+//! So nothing about it is stored: a decoder needs no more than the lengths of both. Levels 1 to 6
+//! search like the presets of xz with these numbers, 7 to 9 like preset 6 with ever longer matches.
 //!
 //! The library keeps nothing from one record to the next. An encoder takes a megabyte and 8 to 15
-//! times that length, a decoder that length once. The encoder ends the process if it
-//! cannot have its memory, so [`compress`] asks for as much before it.
+//! times that length, a decoder that length once. The encoder ends the process if it cannot have
+//! its memory, so [`compress`] asks for as much before it.
 #![forbid(unsafe_code)]
 
 use std::io::{Cursor, ErrorKind, Read, Write};

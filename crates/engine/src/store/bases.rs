@@ -74,6 +74,28 @@ impl Txn {
         Ok(base.is_base() && has_same_bytes(&base, entry))
     }
 
+    /// Whether a number stands for a base.
+    pub fn is_base(&mut self, number: u32) -> Result<bool> {
+        let key = dictionary_key(number);
+        let value = self.get(TreeId::Dictionaries, &key)?;
+        let entry =
+            value.map(|value| pointer_in(TreeId::Dictionaries, &key, &value)).transpose()?;
+        Ok(entry.is_some_and(|entry| entry.is_base()))
+    }
+
+    /// Returns the number and the entry of a base whose entry fits.
+    pub fn find_base(&mut self, fits: impl Fn(&Pointer) -> bool) -> Result<Option<(u32, Pointer)>> {
+        for number in self.dictionaries()? {
+            let key = dictionary_key(number);
+            let Some(value) = self.get(TreeId::Dictionaries, &key)? else { continue };
+            let entry = pointer_in(TreeId::Dictionaries, &key, &value)?;
+            if entry.is_base() && fits(&entry) {
+                return Ok(Some((number, entry)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Lets others be stored as differences from a segment, of which `part` is one and whose
     /// references are counted. Returns its number and its entry.
     pub fn add_base(&mut self, part: &Pointer) -> Result<(u32, Pointer)> {

@@ -1,9 +1,9 @@
 //! Moves extents that several pointers share.
 //!
 //! There is no map from places to pointers, so a walk over all records, patches and dictionaries
-//! collects those that lead to shared extents in the way. An extent is moved only if the walk has met all of its
-//! pointers and none has changed since: otherwise it stays where it is. Pointers that snapshots
-//! hold cannot change, so their extents stay as well.
+//! collects those that lead to shared extents in the way. An extent is moved only if the walk has
+//! met all of its pointers and none has changed since: otherwise it stays where it is. Pointers
+//! that snapshots hold cannot change, so their extents stay as well.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,7 @@
 //! here; whether a difference is shorter is tried when it is compressed.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use super::sketch::Sketch;
 
@@ -20,6 +20,8 @@ use super::sketch::Sketch;
 const COMMON_MIN: usize = 2;
 /// Values that more segments have than this say little about any of them.
 const SHARERS_MAX: usize = 64;
+/// About how many pairs of segments with a value in common are looked at, each in eight bytes.
+const PAIR_COUNT_MAX: usize = 32 << 20;
 
 /// A segment to make.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -143,25 +145,28 @@ fn values_of(sketches: &[Sketch]) -> Vec<u32> {
     values
 }
 
-/// Returns how many values two segments have in common, for all pairs that have some.
-fn in_common(values: &[Vec<u32>]) -> BTreeMap<(usize, usize), usize> {
-    let mut having: Vec<(u32, usize)> = Vec::new();
+/// Returns how many values two segments have in common, for all pairs that have some. Of values
+/// that many segments have, not all pairs are looked at, so that there are never too many.
+fn in_common(values: &[Vec<u32>]) -> Vec<((usize, usize), usize)> {
+    let mut having: Vec<(u32, u32)> = Vec::new();
     for (index, values) in values.iter().enumerate() {
-        having.extend(values.iter().map(|value| (*value, index)));
+        having.extend(values.iter().map(|value| (*value, index as u32)));
     }
     having.sort_unstable();
-    let mut common = BTreeMap::new();
+    let sharers_max = (PAIR_COUNT_MAX / having.len().max(1)).clamp(2, SHARERS_MAX);
+    let mut pairs: Vec<(u32, u32)> = Vec::new();
     for sharers in having.chunk_by(|one, other| one.0 == other.0) {
         if sharers.len() > SHARERS_MAX {
             continue;
         }
         for (at, (_, one)) in sharers.iter().enumerate() {
-            for (_, other) in &sharers[at + 1..] {
-                *common.entry((*one, *other)).or_default() += 1;
-            }
+            let others = sharers[at + 1..].iter().take(sharers_max);
+            pairs.extend(others.map(|(_, other)| (*one, *other)));
         }
     }
-    common
+    pairs.sort_unstable();
+    let equal = pairs.chunk_by(|one, other| one == other);
+    equal.map(|pairs| ((pairs[0].0 as usize, pairs[0].1 as usize), pairs.len())).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::store::Base;
-use super::{Again, USED_PERCENT_MIN};
+use super::{Again, SegmentGoal, USED_PERCENT_MIN};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
@@ -37,6 +37,8 @@ struct Use {
     base: Option<Sector>,
     /// What stands for it as a base.
     entries: Vec<Base>,
+    /// The codec and the level.
+    strength: (u8, i16),
 }
 
 impl Use {
@@ -55,12 +57,20 @@ fn sector_of(pointer: &Pointer) -> Option<Sector> {
 impl Pool {
     /// Sorts the segments that there are by how much of each is in use. With [`Again::No`] most of
     /// the kept ones are not looked for. Files that do not take part, of which there are none if
-    /// these `files` are all that the pool has, may need bases, which then stay.
+    /// these `files` are all that the pool has, may need bases, which then stay. Bases are returned
+    /// if what is made anew may differ from any of them, or the wasteful ones do already.
+    ///
+    /// If all segments are to be made anew, differences cannot go one by one as they turn out
+    /// shorter: their base would stay beside its copy. So all of a group go, if what they are
+    /// compressed with is stronger, and otherwise none for that reason.
     pub(super) fn segments_made(
         &self,
         (files, is_all): (&[(FileId, u64)], bool),
-        again: Again,
+        goal: &SegmentGoal,
+        with_bases: bool,
     ) -> Result<SegmentsMade> {
+        let again = goal.again;
+        let strength = (goal.compression.codec_id() as u8, goal.compression.level());
         let uses = self.uses(files)?;
         let mut made = SegmentsMade::default();
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
@@ -74,9 +84,10 @@ impl Pool {
         }
         for (base, members) in groups {
             let group: Vec<_> = members.iter().map(|sector| (*sector, &uses[sector])).collect();
-            let is_wasteful = self.is_wasteful(base, &group)?;
-            if is_all && (again == Again::All || is_wasteful) {
-                self.judge(&group, is_wasteful, again, &mut made)?;
+            let is_weaker = || group.iter().all(|(_, of)| of.strength < strength);
+            let goes = self.is_wasteful(base, &group)? || again == Again::All && is_weaker();
+            if is_all && goes {
+                self.judge(&group, true, again, &mut made)?;
                 continue;
             }
             // Differences can go alone, the base cannot.
@@ -87,12 +98,12 @@ impl Pool {
                 }
             }
         }
-        let of_wasteful: HashSet<Sector> =
-            made.wasteful.iter().filter_map(|sector| uses[sector].base).collect();
+        let wasteful = uses.iter().filter(|(sector, _)| made.wasteful.contains(sector));
+        let of_wasteful: HashSet<Sector> = wasteful.filter_map(|(_, of)| of.base).collect();
         let stays = |it: &Sector| needed.contains(it) || made.kept.contains(it);
-        let bases = uses.into_iter().filter(|(sector, _)| {
-            stays(sector) && (again != Again::No || of_wasteful.contains(sector))
-        });
+        let bases = uses
+            .into_iter()
+            .filter(|(sector, _)| stays(sector) && (with_bases || of_wasteful.contains(sector)));
         let last = |(sector, mut of): (Sector, Use)| Some((sector, of.entries.pop()?));
         made.bases = bases.filter_map(last).collect();
         Ok(made)
@@ -110,6 +121,7 @@ impl Pool {
                 let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
                 let of = found.entry(run.start).or_default();
                 of.len = pointer.extent_len.into();
+                of.strength = (pointer.codec, pointer.level);
                 if pointer.is_difference() {
                     let base = bases.get(&pointer.dictionary);
                     of.base = base.and_then(sector_of);
@@ -138,7 +150,11 @@ impl Pool {
     /// Returns the entries of all bases, by their numbers.
     fn bases(&self) -> Result<BTreeMap<u32, Pointer>> {
         let tree = TreeId::Dictionaries;
-        let entries = self.read(|source| source.range(tree, &[], &[0xff; 5], usize::MAX))?;
+        let entries = match self.read(|source| source.range(tree, &[], &[0xff; 5], usize::MAX)) {
+            // Without them, they are segments that somebody else has a part of.
+            Err(error) if error.is_corruption() => Vec::new(),
+            entries => entries?,
+        };
         let mut bases = BTreeMap::new();
         for (key, value) in entries {
             let pointer = pointer_in(tree, &key, &value)?;
@@ -177,10 +193,15 @@ impl Pool {
         }
         let mut has_all = true;
         for (sector, of) in group {
-            let refs = self.read(|source| source.refs(*sector))?;
+            let (refs, newest) = self.read(|source| {
+                let newest = source.store.holders(source.state)?.newest();
+                Ok((source.refs(*sector)?, newest))
+            })?;
+            // What a snapshot has as well would stay.
+            let entries = of.entries.iter().filter(|base| base.pointer.birth > newest).count();
             // Others belong to snapshots, or to files that do not take part: it would stay.
-            has_all &= refs
-                .is_none_or(|refs| refs.count as usize <= of.pointers as usize + of.entries.len());
+            let own = u64::from(of.pointers) + entries as u64;
+            has_all &= refs.is_none_or(|refs| u64::from(refs.count) <= own);
         }
         let sectors = group.iter().map(|(sector, _)| *sector);
         if !has_all {

@@ -15,9 +15,10 @@
 //! ```
 //!
 //! With [`Again::Related`], the segments that resemble what is new are made anew together with it
-//! (`related.rs`), or if others differ from them, serve as bases for it; with [`Again::All`] all of them. Records leave old segments only where a new one
-//! takes less than their share of these. What is left of an old one then takes all of its space. So
-//! segments that are mostly unused by then are made anew in the end, whatever that takes.
+//! (`related.rs`), or if others differ from them, serve as bases for it; with [`Again::All`] all of
+//! them. Records leave old segments only where a new one takes less than their share of these.
+//! What is left of an old one then takes all of its space. So segments that are mostly unused by
+//! then are made anew in the end, whatever that takes.
 //!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
@@ -202,7 +203,7 @@ impl Pool {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
         let is_all = file == FileId::ROOT;
-        let made = self.segments_made((&files, is_all), goal.again)?;
+        let made = self.segments_made((&files, is_all), &goal, goal.again != Again::No)?;
         let goal = SegmentGoal { len: goal.len.min(EXTENT_LEN_MAX), ..goal };
         Ok(Optimisation {
             pool: self.clone(),
@@ -284,9 +285,9 @@ impl Optimisation {
     /// others. Returns false if there are none.
     fn begin_clearing(&mut self) -> Result<bool> {
         self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT))?;
-        let made = self.pool.segments_made((&self.files, self.is_all), Again::No)?;
-        let is_needed = !made.wasteful.is_empty();
         self.goal.again = Again::No;
+        let made = self.pool.segments_made((&self.files, self.is_all), &self.goal, true)?;
+        let is_needed = !made.wasteful.is_empty();
         self.is_clearing = true;
         self.survey = Survey::new(made);
         Ok(is_needed)

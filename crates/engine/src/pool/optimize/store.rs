@@ -74,6 +74,17 @@ fn slot_of(source: &mut impl Source, piece: &Piece) -> Result<Option<Slot>> {
 }
 
 impl Slot {
+    /// Returns the segment that its record is a part of, if others can differ from that.
+    fn segment(&self) -> Option<Sector> {
+        let [record] = &self.records[..] else { return None };
+        let pointer = &record.pointer;
+        let may_be_base = pointer.is_part() && pointer.dictionary == 0 && !pointer.is_inflated();
+        match pointer.place {
+            Place::Extent { sector, .. } if may_be_base => Some(sector),
+            _ => None,
+        }
+    }
+
     /// Whether nothing but one record is there, and that is the same as in another slot.
     fn is_same_record(&self, other: &Slot) -> bool {
         let place = |pointer: &Pointer| (pointer.extent_key(), pointer.part_offset, pointer.len);
@@ -110,11 +121,16 @@ impl Optimisation {
                 Some(segment) => self.exchange(segment)?,
                 None => None,
             };
-            // Not before: a step that found the pool busy is repeated.
-            let Some(planned) = self.plan.remove(next[done] - done) else { continue };
-            if let Role::Base(index) = planned.role {
+            let at = next[done] - done;
+            if let Role::Base(index) = self.plan[at].role {
+                let base = match base {
+                    None => self.adopt_base(&self.plan[at])?,
+                    stored => stored,
+                };
                 self.bases.insert(index, base);
             }
+            // Not before: a step that found the pool busy is repeated.
+            let Some(planned) = self.plan.remove(at) else { continue };
             self.report.overtaken += overtaken;
             let lens = planned.numbers.iter().map(|it| u64::from(self.survey.piece(*it).len));
             self.report.done_len += lens.sum::<u64>();
@@ -196,6 +212,40 @@ impl Optimisation {
         let all: Vec<&Part> = segment.parts.iter().collect();
         let pays = self.pool.read(|source| self.pays(source, &segment, &all))?;
         Ok(pays.then_some(segment))
+    }
+
+    /// Makes a segment that there is a base, if most of one that was not worth storing lies there.
+    fn adopt_base(&self, planned: &Planned) -> Result<Option<Base>> {
+        let mut lens: BTreeMap<Sector, (u64, u32)> = BTreeMap::new();
+        let (mut whole_len, mut first) = (0, None);
+        for number in &planned.numbers {
+            let piece = self.survey.piece(*number);
+            whole_len += u64::from(piece.len);
+            let slot = self.pool.read(|source| slot_of(source, piece))?;
+            if let Some(sector) = slot.as_ref().and_then(Slot::segment) {
+                lens.entry(sector).or_insert((0, *number)).0 += u64::from(piece.len);
+            }
+        }
+        for (sector, (len, number)) in lens {
+            if len * 2 > whole_len {
+                first = Some((sector, number));
+            }
+        }
+        let Some((sector, number)) = first else { return Ok(None) };
+        let store = self.pool.store();
+        let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
+        let slot = slot_of(&mut txn, self.survey.piece(number))?;
+        let Some(slot) = slot.filter(|slot| slot.segment() == Some(sector)) else {
+            return Ok(None);
+        };
+        let part = &slot.records[0].pointer;
+        let is_same = |entry: &Pointer| entry.extent_key() == part.extent_key();
+        if let Some((number, pointer)) = txn.find_base(is_same)? {
+            return Ok(Some(Base { number, pointer }));
+        }
+        let (number, pointer) = txn.add_base(part)?;
+        txn.commit(Durability::Visible)?;
+        Ok(Some(Base { number, pointer }))
     }
 
     /// Returns the base of a segment, if that was stored.

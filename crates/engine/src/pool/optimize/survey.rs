@@ -74,8 +74,10 @@ pub(super) struct Survey {
     at: (usize, u64),
     /// The segments that there were at the beginning.
     made: SegmentsMade,
-    /// The sketches of what is in bases that stay.
-    in_bases: BTreeMap<Sector, Vec<Sketch>>,
+    /// The sketches of what is in bases that stay, by where in the base it is; nothing of what is
+    /// still to be read.
+    in_bases: BTreeMap<Sector, BTreeMap<u32, Option<Sketch>>>,
+    in_bases_count: usize,
 }
 
 /// A stream that goes on behind the last piece.
@@ -142,6 +144,19 @@ impl Survey {
         }
     }
 
+    /// Takes note of a part of a base. Returns whether it is to be read.
+    fn is_new_in_base(&mut self, pointer: &Pointer) -> bool {
+        let Place::Extent { sector, .. } = pointer.place else { return false };
+        if self.in_bases_count >= PIECE_COUNT_MAX {
+            return false;
+        }
+        let its = self.in_bases.entry(sector).or_default();
+        let is_new = !its.contains_key(&pointer.part_offset);
+        its.entry(pointer.part_offset).or_default();
+        self.in_bases_count += usize::from(is_new);
+        is_new
+    }
+
     /// Returns the length of all pieces, equal ones once.
     pub fn unique_len(&self) -> u64 {
         self.unique_len
@@ -160,7 +175,8 @@ impl Survey {
     pub fn begin_pass(&mut self) {
         let made = std::mem::take(&mut self.made);
         let in_bases = std::mem::take(&mut self.in_bases);
-        *self = Survey { at: self.at, made, in_bases, ..Survey::default() };
+        let in_bases_count = self.in_bases_count;
+        *self = Survey { at: self.at, made, in_bases, in_bases_count, ..Survey::default() };
     }
 
     /// Distributes the pieces to segments of about `len` bytes. Also returns the bases that there
@@ -183,8 +199,9 @@ impl Survey {
         });
         let known = self.in_bases.iter();
         let known = known.filter_map(|(sector, its)| Some((self.made.bases.get(sector)?, its)));
-        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) =
-            known.map(|(base, sketches)| (base.clone(), sketches.clone())).unzip();
+        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) = known
+            .map(|(base, its)| (base.clone(), its.values().flatten().copied().collect()))
+            .unzip();
         (bases, plan(&sketches, filled.collect()))
     }
 
@@ -410,7 +427,8 @@ impl Optimisation {
             match found {
                 Ok(Some((_, look))) if candidate.is_of_base => {
                     if let Some(sector) = candidate.segment() {
-                        self.survey.in_bases.entry(sector).or_default().push(look.sketch);
+                        let its = self.survey.in_bases.entry(sector).or_default();
+                        its.insert(candidate.record.pointer.part_offset, Some(look.sketch));
                     }
                 }
                 Ok(Some((content, look))) => {
@@ -491,7 +509,7 @@ impl Optimisation {
                         false => self.report.segment_len += counted_len,
                     }
                     // Those with patches do not tell what the base holds.
-                    if !is_patched {
+                    if !is_patched && self.survey.is_new_in_base(pointer) {
                         len += candidate_len;
                         candidates.push(candidate);
                     }

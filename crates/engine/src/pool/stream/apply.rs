@@ -114,6 +114,9 @@ impl Apply {
             }
             Body::Uses { file, number } => {
                 let (file, number) = (self.file(txn, file)?, self.number(txn, number)?);
+                if txn.is_base(number)? {
+                    return Err(refused("expected a dictionary for what is written, found a base"));
+                }
                 entries::set_dictionary(txn, file, number)
             }
             Body::FileExtent { at, pointer, stored } => {
@@ -215,6 +218,11 @@ impl Apply {
         self.check_base(txn, there, pointer)?;
         if !is_verified {
             check_content(txn.store(), pointer, stored)?;
+        }
+        // Each incremental stream brings what its differences need.
+        if let Some((here, _)) = txn.find_base(|entry| travelling(entry) == *pointer)? {
+            let class = Identity::Dictionary;
+            return entries::set_identity(txn, self.key, class, there.into(), here.into());
         }
         let placed = store_as_sent(txn, pointer.clone(), stored)?;
         txn.count_parts(&placed, 1)?;

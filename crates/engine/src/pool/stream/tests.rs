@@ -1,5 +1,6 @@
 //! Tests of streams: the receiver gets exactly what was sent, whatever happens on the way.
 
+mod bases;
 mod chains;
 mod crash;
 mod diverged;

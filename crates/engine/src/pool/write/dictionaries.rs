@@ -20,7 +20,7 @@ use crate::store::format::pointer::EMBEDDED_LEN_MAX;
 use crate::store::format::pointer::data_pointer;
 use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Patience, Store, Txn};
+use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::{Ashift, FileId, Txg};
 
 /// The length of a dictionary: zstd's usual choice. lz4 uses only the last 64 KiB.
@@ -159,43 +159,56 @@ impl Pool {
         Ok(dictionary.is_some())
     }
 
-    /// Removes the dictionaries without references. Memory is needed only for the numbers of those
-    /// in use.
+    /// Removes the dictionaries without references, and bases that nothing differs from any more.
+    /// If damage hides what refers to them, all of them stay. Memory is needed only for the numbers
+    /// of those in use.
     pub fn remove_unused_dictionaries(&self, patience: Patience) -> Result<()> {
         if self.read(|source| Ok(source.is_empty(TreeId::Dictionaries)))? {
             return Ok(());
         }
-        let (walked, used) = self.read(|source| {
+        let walked = self.read(|source| {
             let mut used = HashSet::new();
-            for tree in [TreeId::Map, TreeId::Patches] {
-                let Some(root) = &source.state.superblock.roots[tree] else {
-                    continue;
-                };
-                walk_tree(source.store, tree, root, Txg(0), &mut |met| match met {
-                    Met::Entry(_, _, value) => {
-                        used.insert(data_pointer(value)?.dictionary);
-                        Ok(())
-                    }
-                    Met::Node(..) => Ok(()),
-                    // The damaged subtree may refer to any dictionary.
-                    Met::Damage(_, error) => Err(error),
-                })?;
-            }
+            add_used(source.store, source.state, Txg(0), &mut used)?;
             Ok((source.state.txg(), used))
-        })?;
+        });
+        let (walked, mut used) = match walked {
+            Err(error) if error.is_corruption() => return Ok(()),
+            walked => walked?,
+        };
         let settings = self.settings(crate::pool::ROOT)?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
-        if txn.txg() != walked.next() {
-            // Commits since the walk may share extents compressed with any dictionary; leave it to
-            // the next run.
+        let state = self.store().state();
+        if txn.txg() != state.txg().next() {
             return Ok(());
         }
-        let current: HashSet<u32> = entries::dictionaries_in_use(&mut txn)?.into_iter().collect();
+        // What was committed since may refer to others.
+        match add_used(self.store(), &state, walked, &mut used) {
+            Err(error) if error.is_corruption() => return Ok(()),
+            added => added?,
+        }
+        used.extend(entries::dictionaries_in_use(&mut txn)?);
         for number in txn.dictionaries()? {
-            if !used.contains(&number) && !current.contains(&number) {
+            if !used.contains(&number) {
                 txn.remove_dictionary(number)?;
             }
         }
         txn.commit(Durability::Visible).map(drop)
     }
+}
+
+/// Adds the numbers that records and patches name, in nodes newer than a txg.
+fn add_used(store: &Store, state: &State, newer: Txg, used: &mut HashSet<u32>) -> Result<()> {
+    for tree in [TreeId::Map, TreeId::Patches] {
+        let Some(root) = &state.superblock.roots[tree] else { continue };
+        walk_tree(store, tree, root, newer, &mut |met| match met {
+            Met::Entry(_, _, value) => {
+                used.insert(data_pointer(value)?.dictionary);
+                Ok(())
+            }
+            Met::Node(..) => Ok(()),
+            // The damaged subtree may refer to any dictionary.
+            Met::Damage(_, error) => Err(error),
+        })?;
+    }
+    Ok(())
 }

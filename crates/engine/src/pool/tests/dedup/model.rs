@@ -5,6 +5,7 @@
 //! segments too, receives it. After every step nothing is lost, and every reference is counted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{RECORD, add_files};
 use crate::codec::Compression;
@@ -580,6 +581,8 @@ fn files_of_equal_records_are_vectors_of_bytes() {
             file.set_len(0).unwrap();
             file.commit(Durability::Durable).unwrap();
         }
+        // Bases stay until somebody finds that nothing differs from them any more.
+        pool.remove_unused_dictionaries(Patience::Within(Duration::from_secs(10))).unwrap();
         let stats = *pool.state().stats();
         assert_eq!((stats.counted, stats.shared), Default::default(), "seed {seed}");
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "seed {seed}");
