@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::sketch::Sketch;
+use crate::store::format::pointer::Pointer;
 
 /// How many values a segment must have in common with its base.
 const COMMON_MIN: usize = 2;
@@ -22,6 +23,14 @@ const COMMON_MIN: usize = 2;
 const SHARERS_MAX: usize = 64;
 /// About how many pairs of segments with a value in common are looked at, each in eight bytes.
 const PAIR_COUNT_MAX: usize = 32 << 20;
+
+/// A segment that others may be stored as differences from.
+#[derive(Clone, Debug)]
+pub(super) struct Base {
+    /// What it is known by.
+    pub number: u32,
+    pub pointer: Pointer,
+}
 
 /// A segment to make.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! Compresses segments.
 
-use super::SegmentGoal;
+use super::goal::SegmentGoal;
 use crate::codec::transformed::Origin;
 use crate::codec::{self, Compression, Encoded, Policy, inflated, transformed};
 use crate::error::{Error, Result};

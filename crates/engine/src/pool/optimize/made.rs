@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::store::Base;
-use super::{Again, SegmentGoal, USED_PERCENT_MIN};
+use super::bases::Base;
+use super::goal::{Again, SegmentGoal};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
@@ -15,6 +15,9 @@ use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::format::pointer::{Place, Pointer, pointer_in};
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
+
+/// Segments of which less than this share is in use, in percent, are made anew.
+const USED_PERCENT_MIN: u64 = 75;
 
 /// The segments that an optimisation treats in another way than the rest.
 #[derive(Debug, Default)]

@@ -33,6 +33,7 @@
 mod arrange;
 mod bases;
 mod compress;
+mod goal;
 mod look;
 mod made;
 mod pack;
@@ -44,11 +45,10 @@ mod survey;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use self::bases::Planned;
+use self::bases::{Base, Planned};
+pub use self::goal::{Again, SegmentGoal};
 use self::pack::Packing;
-use self::store::Base;
 use self::survey::Survey;
-use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::namespace::entries::Kind;
@@ -65,47 +65,6 @@ const SURVEY_STEP_LEN: u64 = 16 << 20;
 const STEP_WAIT: Duration = Duration::from_secs(10);
 /// How many records are looked up at a time.
 const LOOK_COUNT: usize = 256;
-/// Segments of which less than this share is in use, in percent, are made anew.
-const USED_PERCENT_MIN: u64 = 75;
-
-/// What segments should be like.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SegmentGoal {
-    /// How they are compressed.
-    pub compression: Compression,
-    /// How many bytes one holds, at most, unless a single record is longer, or the records that one
-    /// stream goes through; 16 MiB if it is more.
-    pub len: u32,
-    /// Which records that are in a segment already are put into new ones.
-    pub again: Again,
-    /// Whether deflate streams are stored as what they stand for, where zlib makes them again. Then
-    /// `len` counts what they stand for, since that is what a reader decodes.
-    pub inflate: bool,
-}
-
-/// Which of the segments that exist are made anew.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Again {
-    /// Those that are mostly unused.
-    No,
-    /// Also those that resemble much of what is in none yet: that is stored with them. All records
-    /// are read for this.
-    Related,
-    /// All.
-    All,
-}
-
-impl Default for SegmentGoal {
-    /// 4 MiB with zstd-19; what is in segments stays there.
-    fn default() -> SegmentGoal {
-        SegmentGoal {
-            compression: Compression::Zstd(19),
-            len: 4 << 20,
-            again: Again::No,
-            inflate: false,
-        }
-    }
-}
 
 /// What an optimisation has done so far.
 #[derive(Clone, Debug, Default)]

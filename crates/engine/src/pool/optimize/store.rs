@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::bases::{Planned, Role};
+use super::bases::{Base, Planned, Role};
 use super::compress::{Compressed, compress};
 use super::survey::{Piece, content_of};
 use super::{Optimisation, STEP_WAIT};
@@ -46,14 +46,6 @@ struct Segment {
     parts: Vec<Part>,
     compressed: Compressed,
     role: Role,
-}
-
-/// A segment that others may be stored as differences from.
-#[derive(Clone, Debug)]
-pub(super) struct Base {
-    /// What it is known by.
-    pub number: u32,
-    pub pointer: Pointer,
 }
 
 /// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::arrange::{Item, arrange};
-use super::bases::{Planned, plan};
+use super::bases::{Base, Planned, plan};
+use super::goal::Again;
 use super::look::{FollowLimit, Look, Looked};
 use super::made::SegmentsMade;
 use super::related::related;
 use super::sketch::{Sketch, name_hash};
-use super::store::Base;
-use super::{Again, LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN};
+use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
