@@ -94,9 +94,11 @@ fn a_new_version_is_put_beside_the_ones_that_it_resembles() {
         assert_eq!(extents(&pool, &version(2, 0)), unrelated);
         assert_holds(&pool, &files);
 
-        // A record for which there was no room is tried once more; then nothing is left to gain.
-        let records: Vec<u64> = (0..3).map(|_| optimize(&pool, RELATED).records).collect();
-        assert!(records[0] < FILE_COUNT && records[2] == 0, "{records:?}");
+        // Records for which there was no room are tried again, and may find a base by now; then
+        // nothing is left to gain.
+        let records: Vec<u64> = (0..8).map(|_| optimize(&pool, RELATED).records).collect();
+        assert!(records.iter().all(|count| *count < FILE_COUNT), "{records:?}");
+        assert_eq!(records[7], 0, "{records:?}");
         compact(&pool);
         let related = used(&pool);
         optimize(&pool, ALL);
