@@ -4,23 +4,21 @@
 
 mod common;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, empty_pool,
-    file_at, golden_pool, open, optimize, pointers, pointers_at, pool_of, put, put_equal, recorded,
-    reopened, sent, stream_of, used,
+    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, below_copy, compact,
+    each_crash, empty_pool, file_at, golden_pool, open, optimize, pointers, pointers_at, pool_of,
+    put, put_equal, recorded, reopened, sent, stream_of, used, version,
 };
-use common::sim_device::{Disk, SimDevice};
-use common::{Rng, options, problems, read_all};
+use common::{Rng, problems, read_all};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
-    Again, Compaction, Optimisation, OptimizeReport, Pool, Property, ROOT, ReceiveOptions,
-    ResumeToken, SegmentGoal, SendPlan,
+    Again, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SegmentGoal, SendPlan,
 };
 use hardpack_engine::store::superblock::FEATURE_DIFFERENCES;
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
@@ -30,14 +28,6 @@ use hardpack_engine::{Error, Txg};
 
 /// Three of the versions fit into a segment.
 const SHORT: SegmentGoal = SegmentGoal { len: 400_000, ..GOAL };
-
-/// A version of a file: most of it is in all of them, at another place in each.
-fn version(seed: u64, number: u64) -> Vec<u8> {
-    let mut bytes = Rng(1000 * seed + number).text(1000 + 300 * number as usize);
-    bytes.extend(Rng(seed).noise(100_000));
-    bytes.extend(Rng(1000 * seed + 500 + number).text(10_000));
-    bytes
-}
 
 /// Versions of a file that is hard to compress, which are too long for one segment, and something
 /// else.
@@ -392,13 +382,11 @@ fn a_stream_is_received_in_parts() {
     let files = family();
     let (_, pool) = pool_of(&files, &[(Property::RecordSize, "64K")]);
     optimize(&pool, SHORT);
-    let (stream, ..) = sent(&pool, &files);
+    let (stream, _, _, there) = sent(&pool, &files);
     let frames = {
         let plan = plan(&pool, None);
         pool.measure_send(&plan).unwrap().frames
     };
-    let there: Files =
-        files.iter().map(|(path, it)| ([b"copy/", &path[..]].concat(), it.clone())).collect();
     let options = ReceiveOptions { batch_len: 1, ..ReceiveOptions::default() };
     for cut in (200..stream.len()).step_by(stream.len() / 23) {
         let (device, target) = empty_pool(&[(Property::Dedup, "on")]);
@@ -443,10 +431,8 @@ fn an_incremental_stream_carries_what_is_new() {
     let stream = stream_of(&pool, b"later", Some(b"now"));
     let receiving = ReceiveOptions::default();
     target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
-    let there: Files =
-        files.iter().map(|(path, it)| ([b"copy/", &path[..]].concat(), it.clone())).collect();
     assert_eq!(count(&target), count(&pool));
-    assert_holds(&reopened(&device), &there);
+    assert_holds(&reopened(&device), &below_copy(&files));
 }
 
 /// The rest stays readable, and what is reported is what is damaged.
@@ -506,194 +492,16 @@ fn an_optimisation_survives_loss_of_power() {
         pool.remove_at(b"v0", 0).unwrap();
         optimize(&pool, SegmentGoal { again: Again::All, ..SHORT });
         compact(&pool);
-        let mut disk = Disk::new(made.image());
-        for op in device.take_trace() {
-            disk.apply(&op);
-            if !rng.one_in(3) {
-                continue;
-            }
-            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
-            let pool = Pool::open(image, options(1 << 20)).unwrap();
+        each_crash(&made, &device, rng, 3, &mut |_, pool| {
             let left = match pool.resolve(b"v0") {
                 Err(Error::NotFound { .. }) => &files[1..],
                 _ => &files[..],
             };
-            assert_holds(&pool, left);
-            *(if count(&pool) > 0 { &mut with } else { &mut without }) += 1;
-        }
+            assert_holds(pool, left);
+            *(if count(pool) > 0 { &mut with } else { &mut without }) += 1;
+        });
     }
     assert!(with > 10 && without > 5, "{with} {without}");
-}
-
-/// What happens to some families, in any order, with optimisations and compactions of which some
-/// steps were done in between. Each file holds what was written to it, and so does each snapshot.
-struct Model {
-    rng: Rng,
-    device: Arc<MemoryDevice>,
-    pool: Pool,
-    files: BTreeMap<Vec<u8>, Vec<u8>>,
-    snapshots: BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>,
-    optimisation: Option<Optimisation>,
-    compaction: Option<Compaction>,
-    next: u64,
-    differences: u64,
-}
-
-impl Model {
-    fn new(seed: u64) -> Model {
-        let mut rng = Rng(seed);
-        let dedup = (Property::Dedup, rng.pick(&["on", "off"]));
-        let record = (Property::RecordSize, rng.pick(&["16K", "64K", "128K"]));
-        let (device, pool) = empty_pool(&[dedup, record]);
-        Model {
-            rng,
-            device,
-            pool,
-            files: BTreeMap::new(),
-            snapshots: BTreeMap::new(),
-            optimisation: None,
-            compaction: None,
-            next: 0,
-            differences: 0,
-        }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    fn some<T>(rng: &mut Rng, of: &BTreeMap<Vec<u8>, T>) -> Option<Vec<u8>> {
-        let count = of.len() as u64;
-        (count > 0).then(|| of.keys().nth(rng.below(count) as usize).unwrap().clone())
-    }
-
-    fn act(&mut self) {
-        let name = Self::some(&mut self.rng, &self.files);
-        match (self.rng.below(20), name) {
-            (0..=5, _) if self.files.len() < 14 => {
-                let number = self.next();
-                let bytes = version(self.rng.below(2), number % 30);
-                let path = format!("f{number}").into_bytes();
-                put(&self.pool, &path, &bytes);
-                self.files.insert(path, bytes);
-            }
-            (6 | 7, Some(name)) => {
-                self.pool.remove_at(&name, 0).unwrap();
-                self.files.remove(&name);
-            }
-            (8, Some(name)) => {
-                let old = self.files.get_mut(&name).unwrap();
-                let at = self.rng.below(old.len() as u64 - 10) as usize;
-                old[at..at + 10].copy_from_slice(b"0123456789");
-                let file = file_at(&self.pool, &name);
-                file.write_at(b"0123456789", at as u64).unwrap();
-                file.commit(Durability::Visible).unwrap();
-            }
-            (9, Some(name)) if self.files.len() < 14 => {
-                let path = format!("c{}", self.next()).into_bytes();
-                let file = self.pool.resolve(&name).unwrap().file;
-                self.pool.clone_file(file, ROOT, &path, 0).unwrap();
-                self.files.insert(path, self.files[&name].clone());
-            }
-            (10, _) if self.snapshots.len() < 3 => {
-                let name = format!("s{}", self.next()).into_bytes();
-                self.pool.create_snapshot(ROOT, &name, 0).unwrap();
-                self.snapshots.insert(name, self.files.clone());
-            }
-            (11, _) => self.end_snapshot(),
-            (12, _) => self.pool.remove_unused_dictionaries(Patience::None).unwrap(),
-            (13, _) => {
-                self.device = Arc::new(MemoryDevice::new(self.device.image()));
-                self.pool = open(&self.device);
-                (self.optimisation, self.compaction) = (None, None);
-            }
-            (14 | 15, _) => self.optimize(),
-            (16, _) => {
-                let mut compaction = self.compaction.take().unwrap_or_else(|| self.pool.compact());
-                let mut left = self.rng.pick(&[3, 20, u64::MAX]);
-                while left > 0 && compaction.step().unwrap() {
-                    left -= 1;
-                }
-                self.compaction = (left == 0).then_some(compaction);
-            }
-            _ => {}
-        }
-    }
-
-    fn end_snapshot(&mut self) {
-        let Some(name) = Self::some(&mut self.rng, &self.snapshots) else { return };
-        if self.rng.one_in(2) && self.snapshots.keys().all(|it| it.len() <= name.len()) {
-            let newest = self.snapshots.keys().max_by_key(|it| (it.len(), (*it).clone())).unwrap();
-            let newest = newest.clone();
-            self.pool.rollback(ROOT, &newest).unwrap();
-            self.files = self.snapshots[&newest].clone();
-        } else {
-            self.pool.destroy_snapshot(ROOT, &name).unwrap();
-            self.snapshots.remove(&name);
-        }
-    }
-
-    fn optimize(&mut self) {
-        let rng = &mut self.rng;
-        let mut optimisation = match self.optimisation.take() {
-            Some(optimisation) => optimisation,
-            None => {
-                let codecs = [Compression::Zstd(1), Compression::ZstdFast(1), Compression::Lzma(1)];
-                let goal = SegmentGoal {
-                    compression: rng.pick(&codecs),
-                    len: rng.pick(&[250_000, 400_000]),
-                    again: rng.pick(&[Again::No, Again::No, Again::Related, Again::All]),
-                    inflate: rng.one_in(4),
-                };
-                let name = Self::some(rng, &self.files).filter(|_| rng.one_in(5));
-                let top = name.map_or(ROOT, |name| self.pool.resolve(&name).unwrap().file);
-                self.pool.optimize(top, goal).unwrap()
-            }
-        };
-        let mut left = rng.pick(&[2, 5, u64::MAX, u64::MAX]);
-        let before = optimisation.report().differences;
-        while left > 0 && optimisation.step().unwrap() {
-            left -= 1;
-        }
-        assert_eq!(optimisation.report().damaged.len(), 0);
-        self.differences += optimisation.report().differences - before;
-        self.optimisation = (left == 0).then_some(optimisation);
-    }
-
-    fn check(&self, label: &str) {
-        let hold = |pool: &Pool, files: &BTreeMap<Vec<u8>, Vec<u8>>| {
-            for (path, bytes) in files {
-                let found = read_all(&file_at(pool, path));
-                let found = found.unwrap_or_else(|error| panic!("{label}: {error}"));
-                assert!(found == *bytes, "{label}: {}", String::from_utf8_lossy(path));
-            }
-        };
-        let fresh = reopened(&self.device);
-        for pool in [&self.pool, &fresh] {
-            hold(pool, &self.files);
-            for (name, files) in &self.snapshots {
-                hold(&pool.open_snapshot(ROOT, name).unwrap(), files);
-            }
-            assert_eq!(problems(pool).unwrap(), Vec::<String>::new(), "{label}");
-        }
-    }
-}
-
-#[test]
-fn families_are_vectors_of_bytes() {
-    let mut differences = 0;
-    for seed in 0..8 {
-        let mut model = Model::new(seed);
-        for round in 0..160 {
-            model.act();
-            if round % 16 == 15 {
-                model.check(&format!("seed {seed}, round {round}"));
-            }
-        }
-        differences += model.differences;
-    }
-    assert!(differences > 20, "{differences}");
 }
 
 #[test]

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, compact, file_at, golden_pool, optimize,
-    pointers, pool_of, put, put_equal, recorded, sent, used,
+    Files, GOAL, assert_damage_is_reported, assert_holds, compact, each_crash, file_at,
+    golden_pool, optimize, pointers, pool_of, put, put_equal, recorded, sent, used,
 };
-use common::sim_device::{Disk, SimDevice};
 use common::{DEFLATED_AS_USUAL, GZIP_HEADER, Rng, create, only_file, options, read_all};
 use hardpack_engine::codec::{Compression, deflated};
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -353,22 +352,15 @@ fn an_optimisation_survives_loss_of_power() {
             optimize(&pool, SegmentGoal { again: Again::All, inflate: rng.one_in(2), ..goal });
         }
         compact(&pool);
-        let mut disk = Disk::new(made.image());
-        for op in device.take_trace() {
-            disk.apply(&op);
-            if !rng.one_in(4) {
-                continue;
-            }
-            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
-            let pool = Pool::open(image, options(1 << 20)).unwrap();
-            assert_holds(&pool, &releases(4));
-            inflated_count += usize::from(has_feature(&pool));
+        each_crash(&made, &device, rng, 4, &mut |rng, pool| {
+            assert_holds(pool, &releases(4));
+            inflated_count += usize::from(has_feature(pool));
             // It goes on with the rest.
             if rng.one_in(8) {
-                optimize(&pool, goal);
-                assert_holds(&pool, &releases(4));
+                optimize(pool, goal);
+                assert_holds(pool, &releases(4));
             }
-        }
+        });
     }
     assert!(inflated_count > 20, "{inflated_count}");
 }

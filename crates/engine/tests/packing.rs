@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::segments::{
-    Files, GOAL, assert_holds, compact, empty_pool, file_at, optimize, put, recorded,
+    Files, GOAL, assert_holds, compact, each_crash, empty_pool, file_at, optimize, put, recorded,
 };
-use common::sim_device::{Disk, Op, SimDevice};
+use common::sim_device::Op;
 use common::{Rng, options, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Attributes, Kind, OptimizeStage, Pool, Property, ROOT};
@@ -301,17 +301,10 @@ fn packing_survives_loss_of_power() {
         optimize(&pool, GOAL);
         compact(&pool);
         pool.close().unwrap();
-        let mut disk = Disk::new(made.image());
-        for op in device.take_trace() {
-            disk.apply(&op);
-            if !rng.one_in(8) {
-                continue;
-            }
-            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
-            let pool = Pool::open(image, options(1 << 20)).unwrap();
-            assert_holds(&pool, &files);
-            packed_count += usize::from(metadata(&pool) * 3 < before * 2);
-        }
+        each_crash(&made, &device, rng, 8, &mut |_, pool| {
+            assert_holds(pool, &files);
+            packed_count += usize::from(metadata(pool) * 3 < before * 2);
+        });
     }
     assert!(packed_count > 10, "{packed_count}");
 }

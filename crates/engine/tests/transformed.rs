@@ -4,17 +4,13 @@
 
 mod common;
 
-use std::sync::Arc;
-
+use common::Rng;
 use common::media::{MACHINES, Machine, code, sound};
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, file_at,
-    golden_pool, optimize, pointers, pool_of, put_equal, recorded, reopened, sent,
+    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, each_crash,
+    file_at, golden_pool, optimize, pointers, pool_of, put_equal, recorded, reopened, sent,
 };
-use common::sim_device::{Disk, SimDevice};
-use common::{Rng, options};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Again, Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Filter;
@@ -180,17 +176,10 @@ fn an_optimisation_survives_loss_of_power() {
         optimize(&pool, goal);
         optimize(&pool, SegmentGoal { again: Again::All, ..GOAL });
         compact(&pool);
-        let mut disk = Disk::new(made.image());
-        for op in device.take_trace() {
-            disk.apply(&op);
-            if !rng.one_in(5) {
-                continue;
-            }
-            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
-            let pool = Pool::open(image, options(1 << 20)).unwrap();
-            assert_holds(&pool, &files);
-            transformed_count += usize::from(has_feature(&pool));
-        }
+        each_crash(&made, &device, rng, 5, &mut |_, pool| {
+            assert_holds(pool, &files);
+            transformed_count += usize::from(has_feature(pool));
+        });
     }
     assert!(transformed_count > 10, "{transformed_count}");
 }

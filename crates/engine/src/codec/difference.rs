@@ -1,8 +1,8 @@
 //! Differences: compresses a record with another one as the text before it.
 //!
-//! Both are of any length: a record that resembles the *base* becomes little more than what is new
-//! in it. Only codecs that refer to earlier text by its distance can do this, zstd and lzma. The
-//! base is not stored here; decoding needs the very same bytes.
+//! A record that resembles the other, its *base*, becomes little more than what is new in it. Only
+//! codecs that refer to earlier text by its distance can do this, zstd and lzma. The base is not
+//! stored here; decoding needs the very same bytes.
 //!
 //! Records with a base are few and long, so contexts are made for each, and nothing is kept.
 #![forbid(unsafe_code)]
@@ -12,7 +12,7 @@ use super::{Codec, CodecError, CodecId, Compression, corrupt, lzma, zstd};
 
 /// The longest base, in bytes: that and a record of the same length fit into zstd's longest window
 /// and lzma's.
-pub const BASE_LEN_MAX: usize = 64 << 20;
+const BASE_LEN_MAX: usize = 64 << 20;
 
 impl Compression {
     /// Whether it can store a record as a difference from another.

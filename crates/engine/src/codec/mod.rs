@@ -53,8 +53,6 @@ pub use context::{Codec, Counters, with_codec};
 #[doc(hidden)]
 pub use dictionary::Dictionary;
 #[doc(hidden)]
-pub use difference::BASE_LEN_MAX;
-#[doc(hidden)]
 pub use encode::{Encoded, Policy, is_all_zero};
 #[doc(hidden)]
 pub use filter::{Form, is_database};

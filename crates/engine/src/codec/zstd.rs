@@ -60,11 +60,7 @@ impl Blocks {
             // No limit of our own.
             Blocks::Split => (0, ParamSwitch::Enable),
         };
-        for parameter in [CParameter::MaxBlockSize(len_max), CParameter::UseBlockSplitter(splitter)]
-        {
-            context.set_parameter(parameter).map_err(library_error)?;
-        }
-        Ok(())
+        set(context, &[CParameter::MaxBlockSize(len_max), CParameter::UseBlockSplitter(splitter)])
     }
 }
 

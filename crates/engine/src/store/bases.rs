@@ -15,9 +15,9 @@
 //! decodes two extents at most. The base goes through the cache, since its differences are read
 //! together.
 
-use super::dictionaries::{Stored, dictionary_key, place_of};
+use super::dictionaries::{Stored, parse_dictionary, place_of};
 use super::extent::ExtentBytes;
-use super::format::pointer::{Place, Pointer, pointer_in};
+use super::format::pointer::{Place, Pointer};
 use super::format::trees::TreeId;
 use super::{State, Store, Txn};
 use crate::error::{Error, Result};
@@ -68,27 +68,19 @@ impl Txn {
     /// Whether a number stands for the segment that it stood for when this pointer was its entry,
     /// wherever that lies by now.
     pub fn has_base(&mut self, number: u32, entry: &Pointer) -> Result<bool> {
-        let key = dictionary_key(number);
-        let Some(value) = self.get(TreeId::Dictionaries, &key)? else { return Ok(false) };
-        let base = pointer_in(TreeId::Dictionaries, &key, &value)?;
-        Ok(base.is_base() && has_same_bytes(&base, entry))
+        let base = self.dictionary_entry(number)?;
+        Ok(base.is_some_and(|base| base.is_base() && has_same_bytes(&base, entry)))
     }
 
     /// Whether a number stands for a base.
     pub fn is_base(&mut self, number: u32) -> Result<bool> {
-        let key = dictionary_key(number);
-        let value = self.get(TreeId::Dictionaries, &key)?;
-        let entry =
-            value.map(|value| pointer_in(TreeId::Dictionaries, &key, &value)).transpose()?;
-        Ok(entry.is_some_and(|entry| entry.is_base()))
+        Ok(self.dictionary_entry(number)?.is_some_and(|entry| entry.is_base()))
     }
 
     /// Returns the number and the entry of a base whose entry fits.
     pub fn find_base(&mut self, fits: impl Fn(&Pointer) -> bool) -> Result<Option<(u32, Pointer)>> {
-        for number in self.dictionaries()? {
-            let key = dictionary_key(number);
-            let Some(value) = self.get(TreeId::Dictionaries, &key)? else { continue };
-            let entry = pointer_in(TreeId::Dictionaries, &key, &value)?;
+        for (key, value) in self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)? {
+            let (number, entry) = parse_dictionary(&key, &value)?;
             if entry.is_base() && fits(&entry) {
                 return Ok(Some((number, entry)));
             }

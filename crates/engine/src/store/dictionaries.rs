@@ -87,6 +87,11 @@ pub fn parse_dictionary_key(key: &[u8]) -> Result<u32> {
     })
 }
 
+/// Parses an entry of the tree of dictionaries.
+pub fn parse_dictionary(key: &[u8], value: &[u8]) -> Result<(u32, Pointer)> {
+    Ok((parse_dictionary_key(key)?, pointer_in(TreeId::Dictionaries, key, value)?))
+}
+
 impl Store {
     /// Returns the dictionary with this number, prepared.
     pub fn dictionary(&self, number: u32) -> Result<Arc<Dictionary>> {
@@ -276,6 +281,13 @@ impl Txn {
     /// Whether there is a dictionary with this number.
     pub fn has_dictionary(&mut self, number: u32) -> Result<bool> {
         Ok(self.get(TreeId::Dictionaries, &dictionary_key(number))?.is_some())
+    }
+
+    /// Returns the entry of a dictionary or base, if there is one.
+    pub fn dictionary_entry(&mut self, number: u32) -> Result<Option<Pointer>> {
+        let key = dictionary_key(number);
+        let value = self.get(TreeId::Dictionaries, &key)?;
+        value.map(|value| pointer_in(TreeId::Dictionaries, &key, &value)).transpose()
     }
 
     /// Returns the numbers of all dictionaries.

@@ -15,7 +15,7 @@ use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 
-use super::sim_device::SimDevice;
+use super::sim_device::{Disk, SimDevice};
 use super::{Rng, create_options, options, problems, read_all};
 
 /// Paths and contents.
@@ -140,6 +140,34 @@ pub fn recorded(made: &MemoryDevice) -> (Arc<SimDevice>, Pool) {
     (device, pool)
 }
 
+/// Calls `check` with the pool as a loss of power leaves it at one in so many of the writes that
+/// were recorded.
+pub fn each_crash(
+    made: &MemoryDevice,
+    device: &SimDevice,
+    rng: &mut Rng,
+    one_in: u64,
+    check: &mut dyn FnMut(&mut Rng, &Pool),
+) {
+    let mut disk = Disk::new(made.image());
+    for op in device.take_trace() {
+        disk.apply(&op);
+        if rng.one_in(one_in) {
+            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
+            check(rng, &Pool::open(image, options(1 << 20)).unwrap());
+        }
+    }
+}
+
+/// A version of a file: most of it is in all of them, at another place in each, and cannot be
+/// compressed.
+pub fn version(seed: u64, number: u64) -> Vec<u8> {
+    let mut bytes = Rng(1000 * seed + number).text(1000 + 300 * number as usize);
+    bytes.extend(Rng(seed).noise(100_000));
+    bytes.extend(Rng(1000 * seed + 500 + number).text(10_000));
+    bytes
+}
+
 pub fn used(pool: &Pool) -> u64 {
     pool.store().make_durable().unwrap();
     let ashift = pool.store().ashift();
@@ -197,9 +225,14 @@ pub fn sent(pool: &Pool, files: &Files) -> (Vec<u8>, Arc<MemoryDevice>, Pool, Fi
     let (device, target) = empty_pool(&[]);
     let receiving = ReceiveOptions::default();
     target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    (stream, device, target, below_copy(files))
+}
+
+/// Returns files as they are below the directory `copy`.
+pub fn below_copy(files: &Files) -> Files {
     let copied =
         |(path, bytes): &(Vec<u8>, Vec<u8>)| ([b"copy/", &path[..]].concat(), bytes.clone());
-    (stream, device, target, files.iter().map(copied).collect())
+    files.iter().map(copied).collect()
 }
 
 /// Puts an equal file, which finds the parts of the one there is and takes next to nothing.

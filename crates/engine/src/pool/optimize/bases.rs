@@ -56,7 +56,7 @@ pub(super) enum Role {
 /// its differences. There are bases already, of which only the sketches of their pieces are given;
 /// these have the first indices.
 pub(super) fn plan(known: &[Vec<Sketch>], segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<Planned> {
-    let (numbers, sketches): (Vec<_>, Vec<_>) = segments.into_iter().unzip();
+    let (mut numbers, sketches): (Vec<Vec<u32>>, Vec<_>) = segments.into_iter().unzip();
     let values = known.iter().chain(&sketches).map(|sketches| values_of(sketches));
     let bases = choose(&values.collect::<Vec<_>>(), known.len());
     let mut differences: Vec<Vec<usize>> = vec![Vec::new(); bases.len()];
@@ -65,7 +65,6 @@ pub(super) fn plan(known: &[Vec<Sketch>], segments: Vec<(Vec<u32>, Vec<Sketch>)>
             differences[base].push(index);
         }
     }
-    let mut numbers: Vec<Vec<u32>> = numbers;
     let mut take = |index: usize| std::mem::take(&mut numbers[index - known.len()]);
     let mut planned = Vec::new();
     for (index, its) in differences.iter().enumerate() {

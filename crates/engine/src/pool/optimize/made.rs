@@ -11,8 +11,8 @@ use super::goal::{Again, SegmentGoal};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::store::dictionaries::parse_dictionary_key;
-use crate::store::format::pointer::{Place, Pointer, pointer_in};
+use crate::store::dictionaries::parse_dictionary;
+use crate::store::format::pointer::Pointer;
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -46,15 +46,12 @@ struct Use {
 
 impl Use {
     fn is_wasteful(&self) -> bool {
-        self.used.saturating_mul(100) < self.len.saturating_mul(USED_PERCENT_MIN)
+        is_wasteful(self.used, self.len)
     }
 }
 
-fn sector_of(pointer: &Pointer) -> Option<Sector> {
-    match pointer.place {
-        Place::Extent { sector, .. } => Some(sector),
-        _ => None,
-    }
+fn is_wasteful(used: u64, len: u64) -> bool {
+    used.saturating_mul(100) < len.saturating_mul(USED_PERCENT_MIN)
 }
 
 impl Pool {
@@ -127,7 +124,7 @@ impl Pool {
                 of.strength = (pointer.codec, pointer.level);
                 if pointer.is_difference() {
                     let base = bases.get(&pointer.dictionary);
-                    of.base = base.and_then(sector_of);
+                    of.base = base.and_then(Pointer::sector);
                 }
                 if parts.insert((run.start, pointer.part_offset)) {
                     of.used += u64::from(pointer.len);
@@ -143,7 +140,7 @@ impl Pool {
             }
         }
         for (number, pointer) in bases {
-            if let Some(of) = sector_of(&pointer).and_then(|sector| found.get_mut(&sector)) {
+            if let Some(of) = pointer.sector().and_then(|sector| found.get_mut(&sector)) {
                 of.entries.push(Base { number, pointer });
             }
         }
@@ -160,9 +157,9 @@ impl Pool {
         };
         let mut bases = BTreeMap::new();
         for (key, value) in entries {
-            let pointer = pointer_in(tree, &key, &value)?;
+            let (number, pointer) = parse_dictionary(&key, &value)?;
             if pointer.is_base() {
-                bases.insert(parse_dictionary_key(&key)?, pointer);
+                bases.insert(number, pointer);
             }
         }
         Ok(bases)
@@ -170,17 +167,14 @@ impl Pool {
 
     /// Whether little of a base and all that differs from it is in use.
     fn is_wasteful(&self, base: Sector, group: &[(Sector, &Use)]) -> Result<bool> {
-        let sum = group.iter().fold(Use::default(), |sum, (_, of)| Use {
-            used: sum.used + of.used,
-            len: sum.len + of.len,
-            ..sum
-        });
-        if group.iter().any(|(sector, _)| *sector == base) {
-            return Ok(sum.is_wasteful());
+        let used = group.iter().map(|(_, of)| of.used).sum();
+        let mut len = group.iter().map(|(_, of)| of.len).sum();
+        if group.iter().all(|(sector, _)| *sector != base) {
+            // Files have no part of the base itself.
+            let refs = self.read(|source| source.refs(base))?;
+            len += refs.map_or(0, |refs| u64::from(refs.len));
         }
-        // Files have no part of the base itself.
-        let base_len = self.read(|source| Ok(source.refs(base)?.map_or(0, |refs| refs.len)))?;
-        Ok(Use { len: sum.len + u64::from(base_len), ..sum }.is_wasteful())
+        Ok(is_wasteful(used, len))
     }
 
     /// Sorts segments that go away together.

@@ -219,12 +219,14 @@ impl Optimisation {
                 if !self.store_step()? {
                     let mut has_more = self.survey.is_before_end(&self.files);
                     self.survey.begin_pass();
-                    if !has_more && self.goal.again != Again::No {
-                        has_more = self.begin_clearing()?;
-                    }
                     if !has_more {
                         // What differed from others may have gone.
                         self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT))?;
+                        if self.goal.again != Again::No {
+                            has_more = self.begin_clearing()?;
+                        }
+                    }
+                    if !has_more {
                         self.begin_packing()?;
                     }
                     self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Pack };
@@ -243,7 +245,6 @@ impl Optimisation {
     /// Begins to make segments anew of which little is in use since their records were put into
     /// others. Returns false if there are none.
     fn begin_clearing(&mut self) -> Result<bool> {
-        self.pool.remove_unused_dictionaries(Patience::Within(STEP_WAIT))?;
         self.goal.again = Again::No;
         let made = self.pool.segments_made((&self.files, self.is_all), &self.goal, true)?;
         let is_needed = !made.wasteful.is_empty();

@@ -71,10 +71,7 @@ impl Slot {
         let [record] = &self.records[..] else { return None };
         let pointer = &record.pointer;
         let may_be_base = pointer.is_part() && pointer.dictionary == 0 && !pointer.is_inflated();
-        match pointer.place {
-            Place::Extent { sector, .. } if may_be_base => Some(sector),
-            _ => None,
-        }
+        pointer.sector().filter(|_| may_be_base)
     }
 
     /// Whether nothing but one record is there, and that is the same as in another slot.
@@ -209,7 +206,7 @@ impl Optimisation {
     /// Makes a segment that there is a base, if most of one that was not worth storing lies there.
     fn adopt_base(&self, planned: &Planned) -> Result<Option<Base>> {
         let mut lens: BTreeMap<Sector, (u64, u32)> = BTreeMap::new();
-        let (mut whole_len, mut first) = (0, None);
+        let mut whole_len = 0;
         for number in &planned.numbers {
             let piece = self.survey.piece(*number);
             whole_len += u64::from(piece.len);
@@ -218,12 +215,8 @@ impl Optimisation {
                 lens.entry(sector).or_insert((0, *number)).0 += u64::from(piece.len);
             }
         }
-        for (sector, (len, number)) in lens {
-            if len * 2 > whole_len {
-                first = Some((sector, number));
-            }
-        }
-        let Some((sector, number)) = first else { return Ok(None) };
+        let most = lens.into_iter().find(|(_, (len, _))| len * 2 > whole_len);
+        let Some((sector, (_, number))) = most else { return Ok(None) };
         let store = self.pool.store();
         let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
         let slot = slot_of(&mut txn, self.survey.piece(number))?;

@@ -74,10 +74,9 @@ pub(super) struct Survey {
     at: (usize, u64),
     /// The segments that there were at the beginning.
     made: SegmentsMade,
-    /// The sketches of what is in bases that stay, by where in the base it is; nothing of what is
+    /// The sketches of what is in bases that stay, by base and place in it; nothing of what is
     /// still to be read.
-    in_bases: BTreeMap<Sector, BTreeMap<u32, Option<Sketch>>>,
-    in_bases_count: usize,
+    in_bases: BTreeMap<(Sector, u32), Option<Sketch>>,
 }
 
 /// A stream that goes on behind the last piece.
@@ -126,35 +125,24 @@ impl Survey {
     /// Whether any of these records is part of a segment that is mostly unused, and goes away with
     /// its last part.
     pub fn is_wasted(&self, records: &[FileExtent]) -> bool {
-        records.iter().any(|record| match record.pointer.place {
-            Place::Extent { sector, .. } => {
-                record.pointer.is_part() && self.made.wasteful.contains(&sector)
-            }
-            _ => false,
-        })
+        let mut segments = records.iter().filter_map(|record| segment_of(&record.pointer));
+        segments.any(|sector| self.made.wasteful.contains(&sector))
     }
 
     /// Whether a record is a part of a base that stays.
     fn is_of_base(&self, pointer: &Pointer) -> bool {
-        match pointer.place {
-            Place::Extent { sector, .. } => {
-                pointer.is_part() && self.made.bases.contains_key(&sector)
-            }
-            _ => false,
-        }
+        segment_of(pointer).is_some_and(|sector| self.made.bases.contains_key(&sector))
     }
 
     /// Takes note of a part of a base. Returns whether it is to be read.
     fn is_new_in_base(&mut self, pointer: &Pointer) -> bool {
-        let Place::Extent { sector, .. } = pointer.place else { return false };
-        if self.in_bases_count >= PIECE_COUNT_MAX {
+        let Some(sector) = pointer.sector() else { return false };
+        let at = (sector, pointer.part_offset);
+        if self.in_bases.len() >= PIECE_COUNT_MAX || self.in_bases.contains_key(&at) {
             return false;
         }
-        let its = self.in_bases.entry(sector).or_default();
-        let is_new = !its.contains_key(&pointer.part_offset);
-        its.entry(pointer.part_offset).or_default();
-        self.in_bases_count += usize::from(is_new);
-        is_new
+        self.in_bases.insert(at, None);
+        true
     }
 
     /// Returns the length of all pieces, equal ones once.
@@ -175,8 +163,7 @@ impl Survey {
     pub fn begin_pass(&mut self) {
         let made = std::mem::take(&mut self.made);
         let in_bases = std::mem::take(&mut self.in_bases);
-        let in_bases_count = self.in_bases_count;
-        *self = Survey { at: self.at, made, in_bases, in_bases_count, ..Survey::default() };
+        *self = Survey { at: self.at, made, in_bases, ..Survey::default() };
     }
 
     /// Distributes the pieces to segments of about `len` bytes. Also returns the bases that there
@@ -197,11 +184,13 @@ impl Survey {
             let numbers = items.iter().flat_map(|it| it.number..it.number + it.count).collect();
             (numbers, items.iter().map(|item| item.sketch).collect())
         });
-        let known = self.in_bases.iter();
-        let known = known.filter_map(|(sector, its)| Some((self.made.bases.get(sector)?, its)));
-        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) = known
-            .map(|(base, its)| (base.clone(), its.values().flatten().copied().collect()))
-            .unzip();
+        let mut known: BTreeMap<Sector, Vec<Sketch>> = BTreeMap::new();
+        for ((sector, _), sketch) in &self.in_bases {
+            known.entry(*sector).or_default().extend(sketch);
+        }
+        let base = |(sector, its)| Some((self.made.bases.get(&sector)?.clone(), its));
+        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) =
+            known.into_iter().filter_map(base).unzip();
         (bases, plan(&sketches, filled.collect()))
     }
 
@@ -346,10 +335,7 @@ impl Candidate {
 
     /// Returns the segment that it is a part of.
     fn segment(&self) -> Option<Sector> {
-        match self.record.pointer.place {
-            Place::Extent { sector, .. } if self.record.pointer.is_part() => Some(sector),
-            _ => None,
-        }
+        segment_of(&self.record.pointer)
     }
 
     fn len(&self) -> u32 {
@@ -376,12 +362,14 @@ pub(super) fn content_of(bytes: &[u8]) -> Content {
     content
 }
 
+/// Returns the segment that a record is a part of.
+fn segment_of(pointer: &Pointer) -> Option<Sector> {
+    pointer.sector().filter(|_| pointer.is_part())
+}
+
 /// Whether a record is a part of a segment that snapshots, or files that do not take part, hold.
 fn is_kept(pointer: &Pointer, made: &SegmentsMade) -> bool {
-    match pointer.place {
-        Place::Extent { sector, .. } => pointer.is_part() && made.kept.contains(&sector),
-        _ => false,
-    }
+    segment_of(pointer).is_some_and(|sector| made.kept.contains(&sector))
 }
 
 impl Optimisation {
@@ -427,8 +415,8 @@ impl Optimisation {
             match found {
                 Ok(Some((_, look))) if candidate.is_of_base => {
                     if let Some(sector) = candidate.segment() {
-                        let its = self.survey.in_bases.entry(sector).or_default();
-                        its.insert(candidate.record.pointer.part_offset, Some(look.sketch));
+                        let at = (sector, candidate.record.pointer.part_offset);
+                        self.survey.in_bases.insert(at, Some(look.sketch));
                     }
                 }
                 Ok(Some((content, look))) => {
@@ -465,7 +453,7 @@ impl Optimisation {
 
     /// Whether a record may become part of a segment, whatever it holds.
     fn is_wanted(&self, pointer: &Pointer) -> bool {
-        let Place::Extent { sector, .. } = pointer.place else { return false };
+        let Some(sector) = pointer.sector() else { return false };
         let is_wanted = match pointer.is_part() {
             true => {
                 let made = &self.survey.made;

@@ -24,9 +24,8 @@ use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::write::workers::Workers;
-use crate::store::dictionaries::dictionary_key;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::pointer::{Filter, Place, Pointer, pointer_in, sectors_for};
+use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::format::refs::ContentHash;
 use crate::store::trees::TreeId;
 use crate::store::{Encoding, Store, Txn};
@@ -344,9 +343,8 @@ impl Apply {
         let missing =
             || refused("expected to share a record of an earlier frame, found none there");
         if let Some(there) = of.base() {
-            let key = dictionary_key(self.number(txn, there)?);
-            let value = txn.get(TreeId::Dictionaries, &key)?.ok_or_else(missing)?;
-            return pointer_in(TreeId::Dictionaries, &key, &value);
+            let here = self.number(txn, there)?;
+            return txn.dictionary_entry(here)?.ok_or_else(missing);
         }
         let key = file_extent_key(self.file(txn, of.file)?, of.offset);
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;

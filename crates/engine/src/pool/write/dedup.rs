@@ -94,7 +94,7 @@ fn find(
     hash: &ContentHash,
     plan: &mut Plan,
 ) -> Result<()> {
-    let own = overwritten(source, target, job)?.and_then(|old| sector_of(&old.pointer));
+    let own = overwritten(source, target, job)?.and_then(|old| old.pointer.sector());
     if let Some(sector) = own
         && let Some(pointer) = content_at(source, sector, hash)?
     {
@@ -141,13 +141,6 @@ fn serves(target: &WriteTarget, job: &Job, pointer: &Pointer, is_own: bool) -> b
 /// Whether the dictionary still exists. Snapshots may keep extents whose dictionary was removed.
 fn is_known_dictionary(source: &mut impl Source, number: u32) -> Result<bool> {
     Ok(number == 0 || source.get(TreeId::Dictionaries, &dictionary_key(number))?.is_some())
-}
-
-fn sector_of(pointer: &Pointer) -> Option<Sector> {
-    match pointer.place {
-        Place::Extent { sector, .. } => Some(sector),
-        _ => None,
-    }
 }
 
 /// Returns the pointer to the content at a sector if the hash still matches.

@@ -191,6 +191,14 @@ impl Pointer {
             && (self.part_offset, self.len) != (0, self.extent_len)
     }
 
+    /// Returns the first sector of the extent, if there is one.
+    pub fn sector(&self) -> Option<Sector> {
+        match self.place {
+            Place::Extent { sector, .. } => Some(sector),
+            _ => None,
+        }
+    }
+
     /// Whether it stands for a whole segment that others are differences from (see
     /// `store/bases.rs`): a part of it without bytes.
     pub fn is_base(&self) -> bool {
