@@ -49,6 +49,8 @@ pub enum Awaited {
     Writer,
     /// The turn to sync.
     SyncTurn,
+    /// That somebody commits. Nobody wakes who waits for that.
+    Turn,
 }
 
 /// A flat, persistent array of bytes with one advisory lock for the pool's writer.

@@ -50,7 +50,7 @@ impl Wakeup {
             let count = match awaited {
                 Awaited::Writer => 1,
                 // Most of those who wait find what they wanted done.
-                Awaited::SyncTurn => i32::MAX,
+                Awaited::SyncTurn | Awaited::Turn => i32::MAX,
             };
             page.wake(word(awaited), count);
         }
@@ -62,5 +62,6 @@ fn word(awaited: Awaited) -> usize {
     match awaited {
         Awaited::Writer => 0,
         Awaited::SyncTurn => 1,
+        Awaited::Turn => 2,
     }
 }

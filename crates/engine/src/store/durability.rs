@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::format::checksum::ChecksumKind;
-use super::format::superblock::{FEATURE_PASSING, Superblock};
+use super::format::superblock::FEATURE_PASSING;
 use super::gate::{Ask, Patience};
 use super::ring::read_slot;
 use super::state::State;
@@ -258,10 +258,7 @@ impl Store {
 
     /// Whether the superblock of a state is still in its slot.
     pub(in crate::store) fn stands(&self, state: &State) -> Result<bool> {
-        let holds = || {
-            let found = Superblock::decode(&read_slot(self, state.slot)?, &self.guid());
-            Ok(found.as_ref() == Some(&*state.superblock))
-        };
+        let holds = || Ok(state.is_in(&read_slot(self, state.slot)?, &self.guid()));
         // A bit may have flipped on the way.
         Ok(holds()? || holds()?)
     }

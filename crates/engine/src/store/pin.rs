@@ -197,7 +197,7 @@ impl Store {
         found.check_readable()?;
         let state = Arc::new(state_of(found));
         let pin = Pin::show(self, &state, Slot::NONE)?.ok_or(Error::Busy)?;
-        self.await_turn(ask)?;
+        self.outlast_writer(ask)?;
         self.refresh()?;
         Ok(self.is_whole(&self.state(), &pin.state)?.then_some(pin))
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use super::buffer::with_buffer;
 use super::format::superblock::{
     BLOCK_LEN, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, slot_offset,
 };
@@ -12,7 +13,7 @@ use crate::error::{Error, Location, Result};
 use crate::units::Txg;
 
 /// All slots, and the hashes of those that count for nothing.
-type Blocks = (Vec<u8>, Vec<u64>);
+type Blocks<'a> = (&'a [u8], Vec<u64>);
 
 /// Reports a ring without a superblock.
 pub(in crate::store) fn no_superblock() -> Error {
@@ -45,24 +46,25 @@ impl Store {
 
     /// Adopts the newest state if another process has committed one. Returns whether it did.
     pub fn refresh(&self) -> Result<bool> {
-        if self.is_pinned {
-            return Ok(false);
-        }
-        let current = self.state();
-        if self.header.version < 2 {
-            // Earlier versions of this program name no slot, or a different one.
-            let hint = current.txg().0.to_le_bytes();
-            if !self.holds(&hint, HINT_OFFSET)? {
-                return self.adopt_newest();
-            }
-        }
-        // No slot was free for the next superblock when the newest was written.
-        let Some(slot) = current.superblock.next_slot else { return self.adopt_newest() };
-        let mark = current.slots[slot as usize].encode();
-        if self.holds(&mark, slot_offset(slot) + TXG_OFFSET)? {
+        if self.is_pinned || self.is_newest(&self.state())? {
             return Ok(false);
         }
         self.adopt_newest()
+    }
+
+    /// Whether nobody has committed since a state that this process knows. If there was no room for
+    /// another superblock then, that is not known, and the answer is no.
+    pub(in crate::store) fn is_newest(&self, state: &State) -> Result<bool> {
+        if self.header.version < 2 {
+            // Earlier versions of this program name no slot, or a different one.
+            let hint = state.txg().0.to_le_bytes();
+            if !self.holds(&hint, HINT_OFFSET)? {
+                return Ok(false);
+            }
+        }
+        let Some(slot) = state.superblock.next_slot else { return Ok(false) };
+        let mark = state.slots[slot as usize].encode();
+        self.holds(&mark, slot_offset(slot) + TXG_OFFSET)
     }
 
     /// Like [`Store::refresh`], for a transaction: looks at the whole ring, and stops if that holds
@@ -72,14 +74,16 @@ impl Store {
     /// copy that was written over the pool may have its numbers, so the whole superblock counts.
     pub(in crate::store) fn refresh_fully(&self) -> Result<()> {
         let current = self.state();
-        let ring = self.read_blocks()?;
+        self.with_blocks(|ring| self.refresh_from(&current, ring))
+    }
+
+    fn refresh_from(&self, current: &State, ring: Blocks<'_>) -> Result<()> {
         let is_known = |slot: usize| {
             let mark = &ring.0[slot * BLOCK_LEN + TXG_OFFSET as usize..][..SLOT_MARK_LEN];
             *mark == current.slots[slot].encode()
         };
         let block = &ring.0[current.slot as usize * BLOCK_LEN..][..BLOCK_LEN];
-        let stands =
-            Superblock::decode(block, &self.header.guid).as_ref() == Some(&*current.superblock);
+        let stands = current.is_in(block, &self.header.guid);
         if stands && (0..current.slots.len()).all(is_known) {
             return Ok(());
         }
@@ -132,10 +136,10 @@ impl Store {
         if self.is_pinned {
             return Ok(false);
         }
-        self.adopt_newest_of(self.read_blocks()?)
+        self.with_blocks(|ring| self.adopt_newest_of(ring))
     }
 
-    fn adopt_newest_of(&self, ring: Blocks) -> Result<bool> {
+    fn adopt_newest_of(&self, ring: Blocks<'_>) -> Result<bool> {
         let Some(newest) = self.read_newest(ring)? else { return Err(self.no_superblock_left()?) };
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
@@ -158,7 +162,7 @@ impl Store {
 
     /// Decodes the newest superblock of the ring, and of the others only their numbers: this is
     /// what every transaction does that follows one of another process.
-    fn read_newest(&self, (slot_blocks, rejected): Blocks) -> Result<Option<Newest>> {
+    fn read_newest(&self, (slot_blocks, rejected): Blocks<'_>) -> Result<Option<Newest>> {
         let (mut slots, mut newest, mut is_sound) = (Slots::default(), None, true);
         for (slot, block) in slot_blocks.chunks_exact(BLOCK_LEN).enumerate() {
             if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
@@ -175,7 +179,8 @@ impl Store {
         if is_sound && let Some((_, slot)) = newest {
             let block = &slot_blocks[slot * BLOCK_LEN..][..BLOCK_LEN];
             if let Some(superblock) = Superblock::decode(block, &self.header.guid) {
-                return Ok(Some(Newest { slot: slot as u64, superblock, slots }));
+                let block = Some(block.into());
+                return Ok(Some(Newest { slot: slot as u64, superblock, block, slots }));
             }
         }
         Ok(Newest::of(self.read_ring()?))
@@ -197,38 +202,39 @@ impl Store {
 
     /// Reads the ring once. Also returns whether every slot holds a valid superblock or zeros.
     pub(in crate::store) fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
-        let (blocks, rejected) = self.read_blocks()?;
-        let (mut ring, mut is_sound) = (Vec::new(), true);
-        for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
-            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
-                continue;
+        self.with_blocks(|(blocks, rejected)| {
+            let (mut ring, mut is_sound) = (Vec::new(), true);
+            for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
+                if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
+                    continue;
+                }
+                match Superblock::decode(block, &self.header.guid) {
+                    Some(superblock) => ring.push((slot as u64, superblock)),
+                    None => is_sound &= block.iter().all(|byte| *byte == 0),
+                }
             }
-            match Superblock::decode(block, &self.header.guid) {
-                Some(superblock) => ring.push((slot as u64, superblock)),
-                None => is_sound &= block.iter().all(|byte| *byte == 0),
-            }
-        }
-        Ok((ring, is_sound))
+            Ok((ring, is_sound))
+        })
     }
 
-    /// Reads all slots, and returns them with the hashes of those that count for nothing.
-    fn read_blocks(&self) -> Result<Blocks> {
+    /// Reads all slots, and lends them to `f`.
+    fn with_blocks<R>(&self, f: impl FnOnce(Blocks<'_>) -> Result<R>) -> Result<R> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
-        let n = self
-            .device
-            .read_at(&mut blocks, RING_OFFSET)
-            .map_err(|error| Error::io("read", error))?;
-        if n < blocks.len() {
-            self.front_cut_short()?;
-            let what = format!(
-                "expected {SLOT_COUNT} slots of {BLOCK_LEN} bytes from byte {RING_OFFSET} on, \
-                 found {n} of their bytes up to the end of the pool"
-            );
-            let end = Location::Byte(RING_OFFSET + n as u64);
-            return Err(Error::corrupt("superblock", end, what));
-        }
-        Ok((blocks, rejected))
+        with_buffer(|blocks| {
+            blocks.resize(BLOCK_LEN * SLOT_COUNT as usize, 0);
+            let read = self.device.read_at(blocks, RING_OFFSET);
+            let n = read.map_err(|error| Error::io("read", error))?;
+            if n < blocks.len() {
+                self.front_cut_short()?;
+                let what = format!(
+                    "expected {SLOT_COUNT} slots of {BLOCK_LEN} bytes from byte {RING_OFFSET} on, \
+                     found {n} of their bytes up to the end of the pool"
+                );
+                let end = Location::Byte(RING_OFFSET + n as u64);
+                return Err(Error::corrupt("superblock", end, what));
+            }
+            f((blocks, rejected))
+        })
     }
 }
 
@@ -236,6 +242,8 @@ impl Store {
 pub(in crate::store) struct Newest {
     pub(in crate::store) slot: u64,
     pub(in crate::store) superblock: Superblock,
+    /// The block that holds it, if that is at hand.
+    block: Option<Arc<[u8]>>,
     pub(in crate::store) slots: Slots,
 }
 
@@ -244,13 +252,14 @@ impl Newest {
     pub(in crate::store) fn of(ring: Vec<(u64, Superblock)>) -> Option<Newest> {
         let slots = slots_of(&ring);
         let newest = ring.into_iter().max_by_key(|(_, superblock)| superblock.txg);
-        newest.map(|(slot, superblock)| Newest { slot, superblock, slots })
+        newest.map(|(slot, superblock)| Newest { slot, superblock, block: None, slots })
     }
 
     /// Returns the state behind it. Its durable txg is the one that the superblock names, or a
     /// later one that is `known`. The writer may have made any txg after that durable.
     pub(in crate::store) fn adopted(self, known: Txg) -> State {
-        adopted_state(self.slots, self.slot, self.superblock, known)
+        let state = adopted_state(self.slots, self.slot, self.superblock, known);
+        State { block: self.block, ..state }
     }
 }
 

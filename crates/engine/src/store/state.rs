@@ -15,6 +15,9 @@ use crate::units::{Ashift, Sector, Txg};
 pub struct State {
     /// The superblock on disk.
     pub superblock: Arc<Superblock>,
+    /// The block that holds it, if that is at hand: to compare bytes is a fraction of the work of
+    /// decoding them, and each transaction makes sure twice that its base is still there.
+    pub(in crate::store) block: Option<Arc<[u8]>>,
     /// Its trees.
     pub trees: Arc<PerTree<TxnTree>>,
     /// The slot that holds `superblock`.
@@ -101,6 +104,7 @@ impl State {
         let trees = PerTree::from_fn(|tree| TxnTree::new(tree, superblock.roots[tree].clone()));
         State {
             superblock: Arc::new(superblock),
+            block: None,
             trees: Arc::new(trees),
             slot,
             slots,
@@ -148,6 +152,7 @@ impl State {
     pub(in crate::store) fn copy(&self) -> State {
         State {
             superblock: Arc::clone(&self.superblock),
+            block: self.block.clone(),
             trees: Arc::clone(&self.trees),
             slot: self.slot,
             slots: self.slots,
@@ -157,6 +162,12 @@ impl State {
             unsynced_bytes: self.unsynced_bytes,
             holders: self.holders.clone(),
         }
+    }
+
+    /// Whether a slot of the pool with this guid holds its superblock.
+    pub(in crate::store) fn is_in(&self, found: &[u8], guid: &[u8; 16]) -> bool {
+        self.block.as_deref() == Some(found)
+            || Superblock::decode(found, guid).as_ref() == Some(&*self.superblock)
     }
 
     /// The number of this state.

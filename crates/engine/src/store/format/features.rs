@@ -7,6 +7,8 @@
 //!
 //! The bits decide; the names are only for messages. Entries of any other form are ignored.
 
+use std::fmt::Write;
+
 use crate::store::format::superblock::{
     FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_GENERATIONS,
     FEATURE_INFLATED, FEATURE_LZMA, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
@@ -82,14 +84,16 @@ fn parse(entry: &str) -> Option<(char, u32, &str)> {
 /// Returns the field for a superblock with these incompatible features: the names of those known to
 /// this version, then the `foreign` ones that came with the pool.
 pub(in crate::store) fn encode(incompat: u64, foreign: &str) -> Vec<u8> {
-    let mut text = String::new();
+    let mut text = String::with_capacity(FEATURE_NAMES_LEN);
     for (set, mask, name) in KNOWN {
         if incompat & mask != 0 {
-            text += &format!("{}{}={name} ", set.letter(), mask.trailing_zeros());
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{}{}={name} ", set.letter(), mask.trailing_zeros());
         }
     }
     text += foreign;
-    let mut field = text.trim_end().as_bytes().to_vec();
+    text.truncate(text.trim_end().len());
+    let mut field = text.into_bytes();
     field.resize(FEATURE_NAMES_LEN, 0);
     field
 }

@@ -17,9 +17,9 @@ use crate::store::gate::{Ask, Patience};
 const ROOM_WAIT_COUNT_MAX: usize = 4;
 /// The first pause between attempts to take another process's lock.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
-/// The longest pause while only small commits may be ahead: they take about that long, and who
-/// pauses for longer is overtaken by those who have just come.
-const LOCK_PAUSE_SOON: Duration = Duration::from_micros(200);
+/// The longest pause while only small commits may be ahead. Who releases the lock wakes one who
+/// waits, so a pause only has to be short where that one came too late to be woken, at first.
+const LOCK_PAUSE_SOON: Duration = Duration::from_millis(1);
 /// For how long that is likely.
 const SOON: Duration = Duration::from_millis(5);
 /// The longest pause after that, so that waiting for a large transaction costs next to nothing.
@@ -154,18 +154,38 @@ impl Store {
         }
     }
 
-    /// Waits, as long as `ask` allows, until a transaction could begin, but begins none.
+    /// Waits, as long as `ask` allows, while one transaction keeps the pool for long. Where others
+    /// commit one after the other, whoever begins a transaction waits for its turn then: to wait
+    /// for it here as well would only make everybody wait twice.
     pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
         if self.is_read_only() {
             return Ok(());
         }
         // This is asked before each statement that writes, and mostly nobody is there: a look costs
         // less than to take the lock, and keeps out nobody.
-        let is_free = || {
-            let is_free = !self.writer.is_taken() && self.device.is_writer_free()?;
-            std::io::Result::Ok(is_free)
-        };
-        if is_free().map_err(|error| Error::io("lock", error))? {
+        if self.is_writer_free()? {
+            return Ok(());
+        }
+        self.refresh()?;
+        let state = self.state();
+        let (mut asked, mut next) = (Duration::ZERO, LOCK_PAUSE_MIN);
+        while !self.is_writer_free()? && self.is_newest(&state)? {
+            if asked.is_zero() {
+                if !ask() {
+                    return Err(Error::Busy);
+                }
+                asked = ASK_PAUSE;
+            }
+            let pause = asked.min(next);
+            asked = asked.saturating_sub(self.device.pause(Awaited::Turn, pause));
+            next = (next * 2).min(LOCK_PAUSE_MAX);
+        }
+        Ok(())
+    }
+
+    /// Waits, as long as `ask` allows, until the transaction that is in progress has ended.
+    pub(in crate::store) fn outlast_writer(&self, ask: &mut Ask<'_>) -> Result<()> {
+        if self.is_read_only() || self.is_writer_free()? {
             return Ok(());
         }
         let mut patience = Patience::None;
@@ -180,6 +200,12 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether no transaction is in progress.
+    fn is_writer_free(&self) -> Result<bool> {
+        let is_free = |free: std::io::Result<bool>| free.map_err(|error| Error::io("lock", error));
+        Ok(!self.writer.is_taken() && is_free(self.device.is_writer_free())?)
     }
 
     /// Takes the writer gate of the process and the writer lock of the pool.

@@ -271,7 +271,7 @@ impl Txn {
         }
         let state = State::new(superblock, slot, slots, durable, base.guarded);
         let holders = Arc::clone(&core.holds.holders).into();
-        Ok(State { unsynced_bytes, holders, ..state })
+        Ok(State { block: Some(block.into()), unsynced_bytes, holders, ..state })
     }
 
     /// Returns free space to the file system. The durable state never reaches space in the

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use super::extent::{Encoding, no_node_extent};
 use super::format::checksum::ChecksumKind;
-use super::format::node::{NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
+use super::format::node::{NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
@@ -415,7 +415,10 @@ impl NodeSink for TxnCore {
         let store = Arc::clone(&self.store);
         // Small commits should be fast, large ones write many nodes, and packed ones stay for long.
         let is_packed = node.payload_len() > NODE_PAYLOAD_MAX;
+        let fits_sector = NODE_HEADER_LEN + node.payload_len() <= 1 << self.ashift().get();
         let compression = match self.keeps_packed {
+            // What is saved is lost to rounding.
+            _ if fits_sector => Compression::Off,
             true if is_packed => Compression::Zstd(9),
             false if !self.is_large(0) => Compression::Lz4,
             _ => Compression::Zstd(3),
