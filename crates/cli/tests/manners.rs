@@ -248,33 +248,17 @@ fn check_leaves_nothing_and_changes_nothing() {
 #[test]
 fn programs_get_progress_as_json() {
     let (_directory, at) = packed();
-    let out = hardpack()
-        .current_dir(&at)
-        .env("HARDPACK_PROGRESS", "json")
-        .args(["unpack", "a.db.hpk", "b.db"])
-        .output()
-        .unwrap();
-    assert!(out.status.success());
-    let lines = String::from_utf8(out.stderr).unwrap();
-    let steps: Vec<serde_json::Value> = lines
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["progress"].take())
-        .collect();
+    let unpack = ["unpack", "a.db.hpk", "b.db"];
+    let steps = progress_of(hardpack().current_dir(&at).args(unpack));
     let len = fs::metadata(at.join("a.db")).unwrap().len();
     let last = steps.last().unwrap();
-    assert_eq!((&last["done"], &last["total"]), (&len.into(), &len.into()), "{lines}");
+    assert_eq!((&last["done"], &last["total"]), (&len.into(), &len.into()), "{steps:?}");
     let named = |name| steps.iter().any(|step| step["step"] == name);
-    assert!(named("unpacking a.db") && named("verifying"), "{lines}");
+    assert!(named("unpacking a.db") && named("verifying"), "{steps:?}");
 
     fs::create_dir(at.join("tree")).unwrap();
     fs::write(at.join("tree/file"), "12345").unwrap();
-    let out = hardpack()
-        .current_dir(&at)
-        .env("HARDPACK_PROGRESS", "json")
-        .args(["put", "tree", "many.hpk"])
-        .output()
-        .unwrap();
-    let lines = String::from_utf8(out.stderr).unwrap();
-    let step: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
-    assert_eq!((&step["progress"]["files"], &step["progress"]["done"]), (&1.into(), &5.into()));
+    let put = ["put", "tree", "many.hpk"];
+    let step = &progress_of(hardpack().current_dir(&at).args(put))[0];
+    assert_eq!((&step["files"], &step["done"]), (&1.into(), &5.into()));
 }

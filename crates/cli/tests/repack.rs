@@ -52,17 +52,6 @@ fn unfinished(pool: &Path) -> Option<Repack> {
     engine.unfinished_repack(engine.only_file().unwrap().file).unwrap()
 }
 
-/// What a command tells programs of its progress.
-fn steps_of(command: &[&str], pool: &Path) -> Vec<serde_json::Value> {
-    let mut hardpack = hardpack();
-    let output =
-        hardpack.args(command).arg(pool).env("HARDPACK_PROGRESS", "json").output().unwrap();
-    let lines = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{lines}");
-    let step = |line| serde_json::from_str::<serde_json::Value>(line).unwrap()["progress"].take();
-    lines.lines().map(step).collect()
-}
-
 #[test]
 fn several_files_have_one_progress() {
     let directory = tempfile::tempdir().unwrap();
@@ -77,7 +66,7 @@ fn several_files_have_one_progress() {
         (&["repack", "--estimate", "--compression", "zstd-9"][..], "compressing a sample"),
         (&["repack", "--compression", "zstd-9"], "repacking 5 files"),
     ] {
-        let steps = steps_of(command, &pool);
+        let steps = progress_of(hardpack().args(command).arg(&pool));
         let last = steps.last().unwrap();
         assert_eq!(
             (&last["done"], &last["total"]),

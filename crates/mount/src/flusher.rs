@@ -123,11 +123,42 @@ pub fn serve(tree: &Weak<Tree>, flusher: &Flusher, interval: Duration) {
             Now::Group(due) => {
                 let began = Instant::now();
                 let _ = tree.publish(&due);
-                let wanted = began.elapsed().saturating_mul(GROUP_AGE_TIMES);
-                group_age = wanted.clamp(GROUP_AGE_MIN, GROUP_AGE_MAX);
+                group_age = age_after(began.elapsed());
             }
             Now::All => drop(tree.sync_all()),
             Now::Nothing => return,
         }
+    }
+}
+
+/// Returns how long the next group waits if the commit of the last one took this long.
+fn age_after(took: Duration) -> Duration {
+    took.saturating_mul(GROUP_AGE_TIMES).clamp(GROUP_AGE_MIN, GROUP_AGE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_grow_with_the_time_of_their_commits() {
+        let ms = Duration::from_millis;
+        assert_eq!(age_after(Duration::ZERO), GROUP_AGE_MIN);
+        assert_eq!(age_after(ms(1)), GROUP_AGE_MIN);
+        assert_eq!(age_after(ms(3)), ms(12));
+        assert_eq!(age_after(Duration::MAX), GROUP_AGE_MAX);
+    }
+
+    #[test]
+    fn a_group_is_committed_once_and_everything_is_at_the_interval() {
+        let (flusher, hour) = (Flusher::default(), Duration::from_secs(3600));
+        flusher.note_joined(None);
+        assert!(matches!(flusher.wait(Duration::ZERO, hour), Now::Group(due) if due.is_empty()));
+        // What was published is still to be made durable.
+        assert!(flusher.work().joined.is_none() && flusher.work().changed.is_some());
+        assert!(matches!(flusher.wait(hour, Duration::ZERO), Now::All));
+        assert!(flusher.work().joined.is_none() && flusher.work().changed.is_none());
+        flusher.end();
+        assert!(matches!(flusher.wait(Duration::ZERO, Duration::ZERO), Now::Nothing));
     }
 }

@@ -39,6 +39,15 @@ pub fn eventually(arguments: &[&str], paths: &[&Path]) {
     }
 }
 
+/// Runs a command and returns what it tells programs of its progress.
+pub fn progress_of(command: &mut Command) -> Vec<serde_json::Value> {
+    let output = command.env("HARDPACK_PROGRESS", "json").output().unwrap();
+    let lines = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{lines}");
+    let step = |line| serde_json::from_str::<serde_json::Value>(line).unwrap()["progress"].take();
+    lines.lines().map(step).collect()
+}
+
 /// Makes a directory with one file in it.
 pub fn directory_with(name: &str, content: &[u8]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();

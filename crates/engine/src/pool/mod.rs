@@ -293,7 +293,8 @@ impl Pool {
 
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
         store.set_scope_test(snapshots::is_in_scope);
-        store.set_pin_limit(reader_pin_max, Arc::clone(&options.clock));
+        store.set_pin_limit(reader_pin_max);
+        store.set_clock(Arc::clone(&options.clock));
         if let Some(shared) = &options.shared_cache {
             store.set_shared_cache(Arc::clone(shared));
         }

@@ -60,7 +60,7 @@ use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
 
-use self::company::Company;
+use self::company::{Clock, Company};
 pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
 pub use self::filling::Filling;
@@ -141,6 +141,7 @@ pub struct Store {
     scope_test: OnceLock<IsBelow>,
     /// How old the pins of readers may become.
     pin_limit: PinLimit,
+    clock: Clock,
     company: Mutex<Company>,
     /// The snapshot that the store is pinned to, if any.
     origin: Option<Origin>,

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;
+use super::company::Clock;
 use super::format::superblock::{
     self, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
 };
@@ -196,6 +197,7 @@ impl Store {
             index: Mutex::default(),
             scope_test: OnceLock::new(),
             pin_limit: PinLimit::default(),
+            clock: Clock::default(),
             company: Mutex::default(),
             origin: None,
         }

@@ -31,7 +31,6 @@
 //! this test.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -48,18 +47,12 @@ use crate::units::{Sector, Txg};
 pub(crate) type LimitOf = fn(&Store, &State) -> Result<Option<Duration>>;
 
 /// The limit of the age of pins, for those who write.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(in crate::store) struct PinLimit {
-    source: OnceLock<(LimitOf, Arc<dyn Fn() -> Duration + Send + Sync>)>,
+    source: OnceLock<LimitOf>,
     /// The outdated states that were pinned when the pins were last looked at, each with the time
     /// at which this process first found it so.
     found: Mutex<BTreeMap<u64, Duration>>,
-}
-
-impl fmt::Debug for PinLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinLimit").field("found", &self.found).finish_non_exhaustive()
-    }
 }
 
 /// A committed state that stays readable as long as this value lives, whatever others commit.
@@ -249,18 +242,9 @@ impl Store {
         Ok(found.into_iter().map(Txg).collect())
     }
 
-    /// Sets what limits the age of pins, once, and the clock.
-    pub(crate) fn set_pin_limit(
-        &self,
-        limit_of: LimitOf,
-        clock: Arc<dyn Fn() -> Duration + Send + Sync>,
-    ) {
-        let _ = self.pin_limit.source.set((limit_of, clock));
-    }
-
-    /// Returns the time by the clock that was set, if one was.
-    pub(in crate::store) fn now(&self) -> Option<Duration> {
-        self.pin_limit.source.get().map(|(_, clock)| clock())
+    /// Sets what limits the age of pins, once.
+    pub(crate) fn set_pin_limit(&self, limit_of: LimitOf) {
+        let _ = self.pin_limit.source.set(limit_of);
     }
 
     /// Returns the oldest txg up to `durable` that anybody has pinned, for a transaction on `base`,
@@ -279,7 +263,9 @@ impl Store {
 
     /// Returns the pins up to `durable` that are not beyond the limit, if there is one.
     fn within_limit(&self, durable: Txg, base: &State) -> Result<Option<Vec<Txg>>> {
-        let Some((limit_of, clock)) = self.pin_limit.source.get() else { return Ok(None) };
+        let (Some(limit_of), Some(now)) = (self.pin_limit.source.get(), self.now()) else {
+            return Ok(None);
+        };
         let Some(limit) = limit_of(self, base)? else { return Ok(None) };
         let others = Pins::of_others(&*self.device, durable.0);
         let mut all = others.map_err(|error| Error::io("lock", error))?;
@@ -287,7 +273,6 @@ impl Store {
         all.sort_unstable();
         let mut found = self.pin_limit.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.retain(|txg, _| all.binary_search(txg).is_ok());
-        let now = clock();
         // Readers may still come to the newest state.
         all.retain(|txg| {
             *txg >= base.txg().0 || now.saturating_sub(*found.entry(*txg).or_insert(now)) <= limit
