@@ -13,9 +13,9 @@ use crate::units::Ashift;
 /// longer to read.
 const INFLATED_GAIN_PART_MIN: u64 = 16;
 
-/// A difference must be shorter than another segment by more than one part in this many: it takes
-/// two extents to read.
-const DIFFERENCE_GAIN_PART_MIN: usize = 16;
+/// A difference must be shorter than another segment by more than one part in this many, as a trial
+/// tells, since it takes two extents to read. Stronger codecs than that of the trial gain more.
+const DIFFERENCE_GAIN_PART_MIN: usize = 40;
 
 /// A transformed segment must be shorter than another by more than one part in this many.
 const TRANSFORMED_GAIN_PART_MIN: usize = 256;

@@ -12,8 +12,8 @@ use crate::units::{Ashift, Sector};
 
 /// Compacting ends when the pool exceeds its contents by at most 1/`SLACK_PART` of them.
 const SLACK_PART: u64 = 128;
-/// Compacting ends when the pool exceeds its contents by at most this many bytes, or if it is short,
-/// 1/`SHORT_SLACK_PART` of them, but not less than the minimum.
+/// Compacting ends when the pool exceeds its contents by at most this many bytes, or if it is
+/// short, 1/`SHORT_SLACK_PART` of them, but not less than the minimum.
 const SLACK_LEN: u64 = 128 << 10;
 const SHORT_SLACK_PART: u64 = 64;
 const SLACK_LEN_MIN: u64 = 32 << 10;
