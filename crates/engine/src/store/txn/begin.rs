@@ -18,10 +18,11 @@ const ROOM_WAIT_COUNT_MAX: usize = 4;
 /// The first pause between attempts to take another process's lock.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
 /// The longest pause while only small commits may be ahead. Who releases the lock wakes one who
-/// waits, so a pause only has to be short where that one came too late to be woken, at first.
-const LOCK_PAUSE_SOON: Duration = Duration::from_millis(1);
+/// waits, so a pause need not be short. But whoever comes just then may be faster, and if nobody
+/// paused for less, some would be overtaken again and again.
+const LOCK_PAUSE_SOON: Duration = Duration::from_micros(400);
 /// For how long that is likely.
-const SOON: Duration = Duration::from_millis(5);
+const SOON: Duration = Duration::from_millis(20);
 /// The longest pause after that, so that waiting for a large transaction costs next to nothing.
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
 /// How long to wait for another transaction before asking again whether to continue.
