@@ -178,7 +178,9 @@ impl Store {
         }
         if is_sound && let Some((_, slot)) = newest {
             let block = &slot_blocks[slot * BLOCK_LEN..][..BLOCK_LEN];
-            if let Some(superblock) = Superblock::decode(block, &self.header.guid) {
+            if let Some(superblock) = Superblock::decode(block, &self.header.guid)
+                && superblock.next_slot != Some(slot as u64)
+            {
                 let block = Some(block.into());
                 return Ok(Some(Newest { slot: slot as u64, superblock, block, slots }));
             }
@@ -238,6 +240,12 @@ impl Store {
     }
 }
 
+/// Orders superblocks by how new they are. A rewind of a pool that was cut short leaves a copy of
+/// one, maybe where the next will be written. Then the other counts, which stays.
+pub(in crate::store) fn rank(slot: u64, superblock: &Superblock) -> (Txg, bool) {
+    (superblock.txg, superblock.next_slot != Some(slot))
+}
+
 /// The newest superblock of a ring, and the numbers of all.
 pub(in crate::store) struct Newest {
     pub(in crate::store) slot: u64,
@@ -251,7 +259,7 @@ impl Newest {
     /// Returns the newest of a ring, if it has any.
     pub(in crate::store) fn of(ring: Vec<(u64, Superblock)>) -> Option<Newest> {
         let slots = slots_of(&ring);
-        let newest = ring.into_iter().max_by_key(|(_, superblock)| superblock.txg);
+        let newest = ring.into_iter().max_by_key(|(slot, superblock)| rank(*slot, superblock));
         newest.map(|(slot, superblock)| Newest { slot, superblock, block: None, slots })
     }
 
@@ -295,4 +303,25 @@ pub(in crate::store) fn adopted_state(
     let unsynced_bytes = txn::commit::foreign_unsynced(&superblock, durable);
     let state = State::new(superblock, slot, slots, durable, guarded);
     State { foreign: true, unsynced_bytes, ..state }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Sector;
+
+    #[test]
+    fn of_two_copies_the_one_that_stays_counts() {
+        let superblock =
+            |txg| Superblock { next_slot: Some(2), ..Superblock::empty(Txg(txg), Sector(80)) };
+        for copies in [[1, 2], [2, 1], [2, 5]] {
+            let [one, other] = copies;
+            let ring = vec![(0, superblock(8)), (one, superblock(9)), (other, superblock(9))];
+            let newest = Newest::of(ring).unwrap();
+            let stays = if one == 2 { other } else { one };
+            assert_eq!((newest.slot, newest.superblock.txg), (stays, Txg(9)), "{copies:?}");
+        }
+        // If it is the only one, there is no choice.
+        assert_eq!(Newest::of(vec![(2, superblock(9)), (3, superblock(8))]).unwrap().slot, 2);
+    }
 }

@@ -22,7 +22,7 @@ use crate::store::format::snapshot::parse_snapshot;
 use crate::store::format::superblock::{BLOCK_LEN, RING_OFFSET, Superblock, slot_offset};
 use crate::store::format::trees::TreeId;
 use crate::store::recover::cut_short::recorded_durable;
-use crate::store::ring::{adopted_state, block_hash, no_superblock, read_slot, slots_of};
+use crate::store::ring::{adopted_state, block_hash, no_superblock, rank, read_slot, slots_of};
 use crate::store::tree::walk::{Met, walk_tree, walk_where};
 use crate::units::Txg;
 
@@ -107,9 +107,8 @@ pub(in crate::store) fn recover(store: &Store) -> Result<Option<Txg>> {
     let mut durable = Txg(0);
     for _ in 0..RACE_COUNT_MAX {
         let ring = store.read_ring()?;
-        let Some((slot, newest)) = ring.iter().max_by_key(|(_, sb)| sb.txg).cloned() else {
-            return Err(no_superblock());
-        };
+        let newest = ring.iter().max_by_key(|(slot, superblock)| rank(*slot, superblock));
+        let Some((slot, newest)) = newest.cloned() else { return Err(no_superblock()) };
         newest.check_readable()?;
         durable = durable.max(recorded_durable(ring.iter().map(|(_, sb)| sb)));
         let all = ring.iter().map(|(_, superblock)| superblock);
@@ -188,7 +187,7 @@ fn open_cut_short(
         .iter()
         .filter(|(_, superblock)| superblock.txg >= durable || superblock == newest)
         .collect();
-    states.sort_by_key(|(_, superblock)| superblock.txg);
+    states.sort_by_key(|(slot, superblock)| rank(*slot, superblock));
     while let Some((slot, superblock)) = states.pop() {
         match is_whole(store, superblock) {
             Err(error) if !error.is_corruption() => return Err(error),
