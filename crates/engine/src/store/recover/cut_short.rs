@@ -223,9 +223,11 @@ fn used_end(source: &mut UpTo<'_>, state: &Superblock, from: Sector) -> Result<S
 }
 
 impl Txn {
-    /// Takes the superblocks of all states that are newer than `kept` and do not fit in the file
-    /// out of the ring, durably. Otherwise a process that ends in the middle of a rewind could
-    /// leave a file that is long enough again for one of them, but without its data.
+    /// Takes the superblocks of all states that are newer than `kept` out of the ring, durably.
+    /// Otherwise a process that ends in the middle of a rewind could leave a file that is long
+    /// enough again for one of them, but without its data. Those that fit go first: they are older
+    /// than others that do not, which may have reused their space, and as long as these are there,
+    /// the pool is known to be cut short.
     pub(in crate::store) fn give_up_cut_states(&self, kept: Txg) -> Result<()> {
         let (store, base) = (self.store(), &self.core.base);
         let len = store.len()?;
@@ -235,13 +237,21 @@ impl Txn {
         };
         // The next superblock may go to the slot of the kept one, and tear it.
         let copy = read_slot(store, *kept_slot)?;
+        let (mut fitting, mut others) = (Vec::new(), Vec::new());
         for (slot, state) in ring.iter().filter(|(_, state)| state.txg > kept) {
-            if state.end.0 << store.ashift() <= len || store.fit(state, len)? == Fit::Whole {
-                continue;
-            }
-            let block = if *slot == base.slot { copy.clone() } else { vec![0; BLOCK_LEN] };
-            write(store, &block, slot_offset(*slot))?;
+            let needed = state.end.0 << store.ashift();
+            let fits = needed <= len || store.fit(state, len)? == Fit::Whole;
+            if fits { fitting.push(*slot) } else { others.push(*slot) }
         }
-        store.sync_device()
+        for slots in [fitting, others] {
+            for slot in &slots {
+                let block = if *slot == base.slot { copy.clone() } else { vec![0; BLOCK_LEN] };
+                write(store, &block, slot_offset(*slot))?;
+            }
+            if !slots.is_empty() {
+                store.sync_device()?;
+            }
+        }
+        Ok(())
     }
 }
