@@ -323,8 +323,8 @@ impl File {
         }
     }
 
-    /// Waits until the changes could be committed, as long as `ask` allows, without beginning a
-    /// transaction.
+    /// Waits before a commit, as long as `ask` allows, like [`Store::await_turn`]; not if there is
+    /// nothing to commit.
     pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
         if !self.is_dirty() {
             return Ok(());

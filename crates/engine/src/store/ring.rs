@@ -185,7 +185,7 @@ impl Store {
                 return Ok(Some(Newest { slot: slot as u64, superblock, block, slots }));
             }
         }
-        Ok(Newest::of(self.read_ring()?))
+        Ok(Newest::of(&self.read_ring()?))
     }
 
     /// Reads every valid superblock with its slot. If a slot looks damaged, the ring is read twice:
@@ -246,6 +246,11 @@ pub(in crate::store) fn rank(slot: u64, superblock: &Superblock) -> (Txg, bool) 
     (superblock.txg, superblock.next_slot != Some(slot))
 }
 
+/// Returns the newest superblock of a ring, with its slot.
+pub(in crate::store) fn newest_of(ring: &[(u64, Superblock)]) -> Option<&(u64, Superblock)> {
+    ring.iter().max_by_key(|(slot, superblock)| rank(*slot, superblock))
+}
+
 /// The newest superblock of a ring, and the numbers of all.
 pub(in crate::store) struct Newest {
     pub(in crate::store) slot: u64,
@@ -257,10 +262,10 @@ pub(in crate::store) struct Newest {
 
 impl Newest {
     /// Returns the newest of a ring, if it has any.
-    pub(in crate::store) fn of(ring: Vec<(u64, Superblock)>) -> Option<Newest> {
-        let slots = slots_of(&ring);
-        let newest = ring.into_iter().max_by_key(|(slot, superblock)| rank(*slot, superblock));
-        newest.map(|(slot, superblock)| Newest { slot, superblock, block: None, slots })
+    pub(in crate::store) fn of(ring: &[(u64, Superblock)]) -> Option<Newest> {
+        let slots = slots_of(ring);
+        let (slot, superblock) = newest_of(ring)?.clone();
+        Some(Newest { slot, superblock, block: None, slots })
     }
 
     /// Returns the state behind it. Its durable txg is the one that the superblock names, or a
@@ -317,11 +322,11 @@ mod tests {
         for copies in [[1, 2], [2, 1], [2, 5]] {
             let [one, other] = copies;
             let ring = vec![(0, superblock(8)), (one, superblock(9)), (other, superblock(9))];
-            let newest = Newest::of(ring).unwrap();
+            let newest = Newest::of(&ring).unwrap();
             let stays = if one == 2 { other } else { one };
             assert_eq!((newest.slot, newest.superblock.txg), (stays, Txg(9)), "{copies:?}");
         }
         // If it is the only one, there is no choice.
-        assert_eq!(Newest::of(vec![(2, superblock(9)), (3, superblock(8))]).unwrap().slot, 2);
+        assert_eq!(Newest::of(&[(2, superblock(9)), (3, superblock(8))]).unwrap().slot, 2);
     }
 }

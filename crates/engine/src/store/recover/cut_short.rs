@@ -225,9 +225,9 @@ fn used_end(source: &mut UpTo<'_>, state: &Superblock, from: Sector) -> Result<S
 impl Txn {
     /// Takes the superblocks of all states that are newer than `kept` out of the ring, durably.
     /// Otherwise a process that ends in the middle of a rewind could leave a file that is long
-    /// enough again for one of them, but without its data. Those that fit go first: they are older
-    /// than others that do not, which may have reused their space, and as long as these are there,
-    /// the pool is known to be cut short.
+    /// enough again for one of them, but without its data. Those that fit go first: those that do
+    /// not may have reused their space, and as long as these are there, the pool is known to be cut
+    /// short.
     pub(in crate::store) fn give_up_cut_states(&self, kept: Txg) -> Result<()> {
         let (store, base) = (self.store(), &self.core.base);
         let len = store.len()?;

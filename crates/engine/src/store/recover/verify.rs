@@ -22,7 +22,9 @@ use crate::store::format::snapshot::parse_snapshot;
 use crate::store::format::superblock::{BLOCK_LEN, RING_OFFSET, Superblock, slot_offset};
 use crate::store::format::trees::TreeId;
 use crate::store::recover::cut_short::recorded_durable;
-use crate::store::ring::{adopted_state, block_hash, no_superblock, rank, read_slot, slots_of};
+use crate::store::ring::{
+    adopted_state, block_hash, newest_of, no_superblock, rank, read_slot, slots_of,
+};
 use crate::store::tree::walk::{Met, walk_tree, walk_where};
 use crate::units::Txg;
 
@@ -107,8 +109,7 @@ pub(in crate::store) fn recover(store: &Store) -> Result<Option<Txg>> {
     let mut durable = Txg(0);
     for _ in 0..RACE_COUNT_MAX {
         let ring = store.read_ring()?;
-        let newest = ring.iter().max_by_key(|(slot, superblock)| rank(*slot, superblock));
-        let Some((slot, newest)) = newest.cloned() else { return Err(no_superblock()) };
+        let Some((slot, newest)) = newest_of(&ring).cloned() else { return Err(no_superblock()) };
         newest.check_readable()?;
         durable = durable.max(recorded_durable(ring.iter().map(|(_, sb)| sb)));
         let all = ring.iter().map(|(_, superblock)| superblock);
@@ -218,7 +219,7 @@ fn judge_again(
     except: Option<Txg>,
 ) -> Result<Option<(Ring, CutShort)>> {
     let newest_slot = |ring: &Ring| {
-        let found = ring.iter().max_by_key(|(_, superblock)| superblock.txg);
+        let found = newest_of(ring);
         found.filter(|(_, superblock)| superblock == newest).map(|(slot, _)| *slot)
     };
     let ring = store.read_ring()?;

@@ -205,8 +205,10 @@ impl Store {
 
     /// Whether no transaction is in progress.
     fn is_writer_free(&self) -> Result<bool> {
-        let is_free = |free: std::io::Result<bool>| free.map_err(|error| Error::io("lock", error));
-        Ok(!self.writer.is_taken() && is_free(self.device.is_writer_free())?)
+        if self.writer.is_taken() {
+            return Ok(false);
+        }
+        self.device.is_writer_free().map_err(|error| Error::io("lock", error))
     }
 
     /// Takes the writer gate of the process and the writer lock of the pool.
