@@ -20,7 +20,8 @@ use hardpack_engine::{Error, FileId};
 use crate::address::{Opened, join, os_path};
 use crate::failure::{Code, Reason};
 use crate::output::bytes;
-use crate::pool_file::{self, read_range};
+use crate::pool_file::{self, FileKind, kind_of, read_range};
+use crate::sidecars::{has_sidecar, refuse_log_elsewhere};
 use crate::sqlite;
 
 /// How often to try again if the file changes while it is read.
@@ -32,12 +33,6 @@ const HOLD_TRIES_MAX: usize = 1000;
 /// How long to wait for SQLite's shared lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The file of a pool whose log and journal are named after the pool itself.
-pub const FIRST_FILE: FileId = FileId(2);
-/// The suffixes of a log and a journal; the generation follows.
-const LOG_SUFFIXES: [&str; 2] = ["-wal", "-journal"];
-/// The number of hexadecimal digits of a generation other than 0.
-const GENERATION_LEN: usize = 16;
 
 /// The path by which SQLite opens a database; the only file of a pool goes by the pool's own path.
 fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
@@ -90,106 +85,6 @@ pub fn as_bytes(
         }
         Ok(())
     }
-}
-
-/// The path of a pool that SQLite derives the names of other files from: if `pool` is a symbolic
-/// link, the path that it leads to.
-pub fn without_link(pool: &Path) -> PathBuf {
-    let is_link = std::fs::symlink_metadata(pool).is_ok_and(|found| found.is_symlink());
-    let found = is_link.then(|| std::fs::canonicalize(pool).ok()).flatten();
-    found.unwrap_or_else(|| pool.into())
-}
-
-/// The path that the names of a database's log and journal extend.
-pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
-    let pool = without_link(pool);
-    match file {
-        FIRST_FILE => pool,
-        FileId(number) => sqlite::beside(&pool, &format!("-db{number}")),
-    }
-}
-
-/// The path of a database's shared memory.
-pub fn shared_memory(pool: &Path, file: FileId) -> PathBuf {
-    sqlite::beside(&sidecar_base(pool, file), "-shm")
-}
-
-/// A file next to a pool that belongs to one of its databases.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sidecar {
-    /// The number of the database.
-    pub file: FileId,
-    /// The generation of the content that it belongs to, if it is a log or a journal.
-    pub generation: Option<u64>,
-}
-
-/// Parses the name of a file next to a pool; `None` if it belongs to no database of the pool.
-pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<Sidecar> {
-    let rest = name.strip_prefix(pool_name)?;
-    let (file, suffix) = match rest.strip_prefix(b"-db") {
-        None => (FIRST_FILE, rest),
-        Some(rest) => {
-            let end = rest.iter().position(|byte| *byte == b'-').unwrap_or(rest.len());
-            let (number, suffix) = rest.split_at(end);
-            (FileId(std::str::from_utf8(number).ok()?.parse().ok()?), suffix)
-        }
-    };
-    match (suffix, file) {
-        (b"", FIRST_FILE) => return None,
-        (b"" | b"-shm", _) => return Some(Sidecar { file, generation: None }),
-        _ => {}
-    }
-    let found = LOG_SUFFIXES.iter().find_map(|known| suffix.strip_prefix(known.as_bytes()));
-    let generation = match found? {
-        b"" => 0,
-        digits if digits.len() == GENERATION_LEN => {
-            u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
-        }
-        _ => return None,
-    };
-    Some(Sidecar { file, generation: Some(generation) })
-}
-
-/// Lists the logs and journals next to a pool that are not empty, with path and length in bytes.
-pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>> {
-    let pool = &without_link(pool);
-    let name = pool.file_name().unwrap_or_default().as_bytes();
-    let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let paths: Vec<PathBuf> = match std::fs::read_dir(directory.unwrap_or(Path::new("."))) {
-        Ok(entries) => entries
-            .map(|entry| Ok(pool.with_file_name(entry?.file_name())))
-            .collect::<std::io::Result<_>>()?,
-        // The directory does not exist yet, or we may not list it.
-        Err(_) => LOG_SUFFIXES.iter().map(|suffix| sqlite::beside(pool, suffix)).collect(),
-    };
-    let mut found = Vec::new();
-    for path in paths {
-        let sidecar = sidecar_of(name, path.file_name().unwrap_or_default().as_bytes());
-        let Some(sidecar) = sidecar.filter(|sidecar| sidecar.generation.is_some()) else {
-            continue;
-        };
-        let len = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        if len > 0 {
-            found.push((sidecar, path, len));
-        }
-    }
-    found.sort_by(|(_, one, _), (_, other, _)| one.cmp(other));
-    Ok(found)
-}
-
-/// Whether a database has a log or journal that is not empty, so that the pool alone does not hold
-/// all of it.
-pub fn has_sidecar(path: &Path, pool: &Pool, file: FileId) -> Result<bool, Error> {
-    let base = sidecar_base(path, file);
-    let ending = match pool.generation(file)? {
-        0 => String::new(),
-        generation => format!("{generation:016x}"),
-    };
-    let len = |suffix| {
-        let path = sqlite::beside(&base, &format!("{suffix}{ending}"));
-        std::fs::metadata(path).map_or(0, |metadata| metadata.len())
-    };
-    Ok(LOG_SUFFIXES.into_iter().any(|suffix| len(suffix) > 0))
 }
 
 /// The path by which SQLite opens a file of a pool.
@@ -312,6 +207,7 @@ fn read_file(
             && let kind = kind_of(&opened.pool, file)?
             && kind != FileKind::Other
         {
+            refuse_log_elsewhere(pool, &opened.pool, file)?;
             let may_fail = attempt == 0 && restart == Restart::Possible;
             if kind == FileKind::Rollback && !may_fail {
                 // What is in a hot journal is rolled back then.
@@ -354,6 +250,7 @@ fn hold(opened: &Opened, path: &Path, file: FileId) -> Result<Option<Held>, Reas
         if !pool_file::is_database(&*pool.file(file)?)? {
             return Ok(Some(Held::State(pool, pin)));
         }
+        refuse_log_elsewhere(path, &pool, file)?;
         if has_sidecar(path, &pool, file)? {
             return Ok(Some(Held::HasLog));
         }
@@ -364,28 +261,6 @@ fn hold(opened: &Opened, path: &Path, file: FileId) -> Result<Option<Held>, Reas
         }
     }
     Ok(None)
-}
-
-/// What a file of a pool is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FileKind {
-    /// A database in a rollback mode.
-    Rollback,
-    /// A database in write-ahead log mode, or of a kind to come.
-    Wal,
-    /// No database.
-    Other,
-}
-
-fn kind_of(pool: &Pool, file: FileId) -> Result<FileKind, Reason> {
-    let file = pool.file(file)?;
-    if !pool_file::is_database(&file)? {
-        return Ok(FileKind::Other);
-    }
-    let mut versions = [0; 2];
-    let n = file.read_at(&mut versions, sqlite::VERSIONS_OFFSET)?;
-    let is_rollback = n == versions.len() && versions == [1, 1];
-    Ok(if is_rollback { FileKind::Rollback } else { FileKind::Wal })
 }
 
 /// Takes SQLite's shared lock on a database, which keeps others from committing to it. `None` if
@@ -441,25 +316,4 @@ fn read_once(
         return Ok(false);
     }
     read.map(|()| true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_beside_a_pool_are_understood() {
-        let of = |name: &str| sidecar_of(b"p.hpk", name.as_bytes());
-        let is = |file, generation| Some(Sidecar { file: FileId(file), generation });
-        assert_eq!(of("p.hpk-wal"), is(2, Some(0)));
-        assert_eq!(of("p.hpk-journal00000000000000ff"), is(2, Some(255)));
-        assert_eq!(of("p.hpk-shm"), is(2, None));
-        assert_eq!(of("p.hpk-db7"), is(7, None));
-        assert_eq!(of("p.hpk-db7-shm"), is(7, None));
-        assert_eq!(of("p.hpk-db7-wal"), is(7, Some(0)));
-        assert_eq!(of("p.hpk-db7-wal00000000000000ff"), is(7, Some(255)));
-        for other in ["p.hpk", "p.hpk-dbx", "p.hpk-db7-walff", "p.hpk-mj012345911", "q.hpk-wal"] {
-            assert_eq!(of(other), None, "{other}");
-        }
-    }
 }

@@ -45,9 +45,6 @@ const CUT_HINT: &str = "nothing is written to it until 'hardpack check --repair'
 /// The hint for a pool of which no data is left.
 const NOTHING_LEFT_HINT: &str = "nothing can be salvaged from it: restore it from a copy";
 
-/// What to do about a database that is, or was, used through a mount.
-const MOUNT_HINT: &str =
-    "close it in the mount; what a killed program left is settled by opening it there";
 /// The hint for a defect of Hardpack.
 const INTERNAL_HINT: &str = "this is a defect of Hardpack, not damage of your data: please report it \
                              with this message and the output of 'hardpack --version'";
@@ -223,8 +220,11 @@ impl From<rusqlite::Error> for Reason {
         let reason = Reason::new(code, text);
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => reason.hint(FULL_HINT),
-            Some(ErrorCode::DatabaseBusy) => match hardpack::mounts::take_refusal() {
-                Some(text) => Reason::new(code, text).hint(MOUNT_HINT),
+            Some(ErrorCode::DatabaseBusy) => match hardpack::refusals::take() {
+                Some(refusal) => {
+                    let hint = refusal.hint();
+                    Reason::new(code, refusal.text).hint(hint)
+                }
                 None => reason,
             },
             _ => reason,

@@ -25,6 +25,8 @@ mod progress;
 mod publish;
 mod repeats;
 mod seen;
+mod settling;
+mod sidecars;
 mod signals;
 mod snapshot;
 mod sqlite;

@@ -9,7 +9,7 @@ use hardpack::memory::cache_len;
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{File, Options, Pool};
 use hardpack_engine::store::scan;
-use hardpack_engine::{CutShort, Error, SharedCache, SharedCacheSetting, Txg};
+use hardpack_engine::{CutShort, Error, FileId, SharedCache, SharedCacheSetting, Txg};
 
 use crate::failure::{Code, Reason};
 use crate::{output, signals, sqlite, text};
@@ -239,4 +239,27 @@ pub fn read_range(
         }
         Ok(())
     })
+}
+
+/// What a file of a pool is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// A database in a rollback mode.
+    Rollback,
+    /// A database in write-ahead log mode, or of a kind to come.
+    Wal,
+    /// No database.
+    Other,
+}
+
+/// Tells what a file of a pool is.
+pub fn kind_of(pool: &Pool, file: FileId) -> Result<FileKind, Reason> {
+    let file = pool.file(file)?;
+    if !is_database(&file)? {
+        return Ok(FileKind::Other);
+    }
+    let mut versions = [0; 2];
+    let n = file.read_at(&mut versions, sqlite::VERSIONS_OFFSET)?;
+    let is_rollback = n == versions.len() && versions == [1, 1];
+    Ok(if is_rollback { FileKind::Rollback } else { FileKind::Wal })
 }

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hardpack_engine::store::superblock;
 
-use crate::contents::logs_beside;
 use crate::failure::{Code, Reason};
 use crate::leftovers;
 use crate::pool_file::Digest;
+use crate::sidecars::logs_beside;
 use crate::signals;
 use crate::snapshot::read_full;
 use crate::sqlite::{MAGIC, beside, unsettled_sidecar};

@@ -29,11 +29,10 @@ use hardpack_engine::pool::{DirEntry, Edit, Import, Kind, Pool, ROOT, Refused};
 use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
-use crate::contents::{
-    FIRST_FILE, database_path, has_sidecar, shared_memory, sidecar_of, without_link,
-};
+use crate::contents::database_path;
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
+use crate::sidecars::{FIRST_FILE, has_sidecar, shared_memory, sidecar_of, without_link};
 use crate::{output, publish, signals, sqlite, text};
 
 pub use self::companions::{behind_databases, has_log_in_pool, tell_left_behind};

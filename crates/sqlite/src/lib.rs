@@ -63,12 +63,15 @@ pub mod memory;
 pub mod mounts;
 pub mod owners;
 mod pool_entry;
-mod pool_names;
+#[doc(hidden)]
+pub mod pool_names;
 mod pool_path;
 #[doc(hidden)]
 pub mod pragma;
 #[doc(hidden)]
 pub mod reader;
+#[doc(hidden)]
+pub mod refusals;
 mod registry;
 mod stats;
 pub mod stats_table;

@@ -21,7 +21,6 @@
 //! one of a name for which there is one. Commands that give a name other content take the log away
 //! with the old one ([`logs_beside`]).
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs;
 use std::ops::Range;
@@ -32,8 +31,7 @@ use std::time::Duration;
 use hardpack_engine::pool::{DirEntry, Kind, Pool};
 use hardpack_engine::{Error, FileId, Result};
 
-use crate::api;
-use crate::ffi::SQLITE_BUSY;
+use crate::refusals::{self, Cause};
 use crate::registry::PoolUse;
 use crate::system;
 
@@ -129,25 +127,8 @@ pub(crate) fn check_name(
     let logs = logs_beside(pool, name, &mut |name| pool.lookup_in(directory, name))?;
     let Some(log) = logs.first() else { return Ok(()) };
     let text = format!("'{}' beside it in the pool holds changes of it", log.display_name());
-    refuse(pool_file, text);
+    refusals::refuse(pool_file, Cause::Mount, text);
     Err(Error::Busy)
-}
-
-/// Says why a database cannot be opened.
-fn refuse(pool_file: &Path, text: String) {
-    api::log(SQLITE_BUSY, &format!("hardpack: {}: {text}", pool_file.display()));
-    REFUSAL.set(Some(text));
-}
-
-thread_local! {
-    static REFUSAL: RefCell<Option<String>> = const { RefCell::new(None) };
-}
-
-/// Returns why this thread could not open a database last, if that was for a mount or for what one
-/// has left, once.
-#[doc(hidden)]
-pub fn take_refusal() -> Option<String> {
-    REFUSAL.with_borrow_mut(Option::take)
 }
 
 /// Keeps mounts from opening a database for writing, as long as this lives.
@@ -188,7 +169,8 @@ impl DatabaseMark {
             Some(directory) => format!(" at {}", directory.display()),
             None => String::new(),
         };
-        refuse(pool_file, format!("the database is open through a mount{place}"));
+        let text = format!("the database is open through a mount{place}");
+        refusals::refuse(pool_file, Cause::Mount, text);
         Err(Error::Busy)
     }
 }

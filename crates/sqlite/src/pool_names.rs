@@ -18,7 +18,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use hardpack_engine::device::Device;
 
 use crate::host_name::{GENERATION_LEN, JOURNAL_SUFFIX, LOG_SUFFIX};
 
@@ -55,35 +57,58 @@ fn mark_in(range: &Range<u64>, bytes: &[u8]) -> u64 {
     range.start + (hash ^ hash >> 60) % (range.end - range.start)
 }
 
-/// Finds a non-empty log or journal that lies beside another name of the pool in the same
-/// directory.
-pub fn companion_of_another_name(pool: &Path) -> io::Result<Option<String>> {
+/// Whether another user of the pool, whose file is this device, uses it by another name.
+pub fn is_used_by_another_name(device: &dyn Device, pool: &Path) -> io::Result<bool> {
+    is_any_but(device, mark_of(pool)?)
+}
+
+/// Whether somebody else has the mark of a name other than this.
+pub(crate) fn is_any_but(device: &dyn Device, mark: u64) -> io::Result<bool> {
+    Ok(device.is_any_marked(NAME_MARKS.start..mark)?
+        || device.is_any_marked(mark + 1..NAME_MARKS.end)?)
+}
+
+/// Returns the paths of the other names that the pool has in the same directory.
+pub fn other_names(pool: &Path) -> io::Result<Vec<PathBuf>> {
     let file = fs::metadata(pool)?;
     if file.nlink() < 2 {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let mut names = Vec::new();
     let entries = match fs::read_dir(directory_of(pool)) {
         // A process may use files in a directory that it may not list.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(Vec::new()),
         entries => entries?,
     };
-    for entry in entries {
-        names.push(entry?.file_name());
-    }
     let own = pool.file_name().unwrap_or_default();
-    let is_same = |name: &std::ffi::OsString| {
-        let found = fs::symlink_metadata(directory_of(pool).join(name));
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
-    };
-    for other in names.iter().filter(|name| *name != own && is_same(name)) {
-        let holds_something = |name: &&std::ffi::OsString| {
-            let path = directory_of(pool).join(name);
-            is_companion(name.as_bytes(), other.as_bytes())
-                && fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0)
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let path = pool.with_file_name(&name);
+        let is_same = || {
+            let found = fs::symlink_metadata(&path);
+            found.is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
         };
-        if let Some(left) = names.iter().find(holds_something) {
-            return Ok(Some(left.to_string_lossy().into_owned()));
+        if name != own && is_same() {
+            names.push(path);
+        }
+    }
+    Ok(names)
+}
+
+/// Finds a non-empty log or journal that lies beside another name of the pool in the same
+/// directory.
+pub(crate) fn companion_of_another_name(pool: &Path) -> io::Result<Option<String>> {
+    let others = other_names(pool)?;
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let others: Vec<_> = others.iter().filter_map(|path| path.file_name()).collect();
+    for entry in fs::read_dir(directory_of(pool))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_one = others.iter().any(|other| is_companion(name.as_bytes(), other.as_bytes()));
+        if is_one && entry.metadata().is_ok_and(|found| found.len() > 0) {
+            return Ok(Some(name.to_string_lossy().into_owned()));
         }
     }
     Ok(None)

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::owners::{self, OwnedPages, Owners};
+use hardpack::refusals::{self, Cause};
 use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT, RepairReport};
 use hardpack_engine::store::Patience;
 use hardpack_engine::{Error, FileId};
@@ -16,7 +17,7 @@ use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
 use crate::progress::{Progress, Spinner};
-use crate::{contents, pool_file, signals, sqlite, text, users};
+use crate::{contents, pool_file, sidecars, signals, sqlite, text, users};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of SQLite's steps between two checks for signals.
@@ -165,7 +166,7 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
     if let Ok(entry) = pool.only_file() {
-        let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
+        let has_log = sidecars::sidecar_at(&args.pool, pool, entry.file)?.is_some();
         let database =
             Database { name: Vec::new(), path: args.pool.clone(), file: entry.file, has_log };
         let is_database = pool_file::is_database(&*pool.file(entry.file)?)?;
@@ -180,7 +181,7 @@ fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason
             && attributes.len.is_multiple_of(PAGE_LEN_MIN);
         if may_be && seen.insert(entry.file) && is_database(pool, entry.file)? {
             let name = path.to_vec();
-            let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
+            let has_log = sidecars::sidecar_at(&args.pool, pool, entry.file)?.is_some();
             let path = contents::database_path(&args.pool, path);
             found.push(Database { name, path, file: entry.file, has_log });
         }
@@ -288,7 +289,7 @@ fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result
     // none, a connection that may write changes nothing, and removes the empty files that SQLite
     // makes next to a database in write-ahead log mode; one that only reads would leave them.
     let ways = if database.has_log { [true, false] } else { [false, true] };
-    let had_memory = contents::shared_memory(&args.pool, database.file).exists();
+    let had_memory = sidecars::shared_memory(&args.pool, database.file).exists();
     let lines = integrity_lines(path, ways[0]).or_else(|error| match sqlite_code(&error) {
         Code::Cannot => integrity_lines(path, ways[1]),
         _ => Err(error),
@@ -304,8 +305,12 @@ fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result
             Ok(Verdict::Checked(vec![Reason::from(error).text]))
         }
         Err(error) => {
-            if let Some(why) = hardpack::mounts::take_refusal() {
-                return Ok(Verdict::OutOfReach(why));
+            match refusals::take() {
+                Some(refusal) if refusal.cause == Cause::Mount => {
+                    return Ok(Verdict::OutOfReach(refusal.text));
+                }
+                Some(refusal) => return Ok(Verdict::Locked(refusal.text)),
+                None => {}
             }
             let reason = Reason::from(error);
             match FOREIGN.iter().any(|what| reason.text.starts_with(what)) {

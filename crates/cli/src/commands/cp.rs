@@ -10,11 +10,11 @@ use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, Edit, Import, Kin
 use hardpack_engine::{Error, FileId};
 
 use super::names::{hold_last_name, named, now_ns, own};
-use super::snapshots::{Settling, settle_databases};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
 use crate::contents::{self, Restart};
 use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::settling::{Settling, settle_databases};
 use crate::users::{Users, behind_databases, tell_left_behind};
 use crate::{globs, pool_file, signals};
 

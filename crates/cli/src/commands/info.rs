@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::properties::guid;
 use crate::args::InfoArgs;
-use crate::contents::without_link;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
+use crate::sidecars::without_link;
 use crate::{pool_file, sqlite, text, users};
 
 pub fn run(args: &InfoArgs) -> Result<ExitCode, Failure> {

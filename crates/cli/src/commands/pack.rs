@@ -31,7 +31,7 @@ use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
 use crate::snapshot::{Snapshot, read_full};
 use crate::sqlite::{self, beside};
-use crate::{contents, signals, text};
+use crate::{sidecars, signals, text};
 
 /// Sectors of 512 bytes.
 const ASHIFT: Ashift = Ashift::MIN;
@@ -264,7 +264,8 @@ fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
     }
     if head == *MAGIC {
         // The pool is packed as plain bytes, without the logs next to it.
-        let logs = contents::logs_beside(input)?;
+        let mut logs = sidecars::logs_beside(input)?;
+        logs.extend(sidecars::logs_beside_other_names(input)?);
         if let Some((_, path, _)) = logs.iter().find(|(_, path, _)| sqlite::is_unsettled(path)) {
             let what = format!("'{}' holds changes that are not in the pool", text::path(path));
             return Err(Reason::new(Code::InUse, what)

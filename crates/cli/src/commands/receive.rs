@@ -12,12 +12,12 @@ use hardpack_engine::store::superblock::{EXTENTS_OFFSET, Header};
 use hardpack_engine::{Error, FileId, Location};
 
 use super::names::{create_pool, make_directories};
-use super::snapshots::{Settling, settle_databases};
 use crate::address::Address;
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Spinner;
 use crate::publish::Unused;
+use crate::settling::{Settling, settle_databases};
 use crate::signals::{self, Interruptible};
 use crate::users::{Users, has_log_in_pool};
 use crate::{output, text};

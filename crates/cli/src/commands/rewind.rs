@@ -13,7 +13,7 @@ use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes};
 use crate::progress::Progress;
 use crate::users::Users;
-use crate::{contents, pool_file, publish, signals, text};
+use crate::{pool_file, publish, sidecars, signals, text};
 
 pub fn run(args: &RewindArgs) -> Result<ExitCode, Failure> {
     signals::catch("the pool is in the state before or after the rewind");
@@ -68,7 +68,9 @@ fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
 /// Fails if the log or journal of a database holds changes that are not in the pool: they would be
 /// lost, since SQLite would not apply them to the older state (see `generation.rs` of the engine).
 fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
-    for (sidecar, path, _) in contents::logs_beside(&args.pool)? {
+    let mut logs = sidecars::logs_beside(&args.pool)?;
+    logs.extend(sidecars::logs_beside_other_names(&args.pool)?);
+    for (sidecar, path, _) in logs {
         let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
         if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
             let text = format!("there is a log or journal next to it, '{}'", text::path(&path));

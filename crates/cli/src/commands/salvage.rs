@@ -21,11 +21,11 @@ use serde_json::{Value, json};
 use super::extract::place::file_type;
 use super::unpack::Writer;
 use crate::args::SalvageArgs;
-use crate::contents;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, quotient};
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
+use crate::sidecars;
 use crate::{pool_file, signals, text};
 
 /// Permissions of a file without recorded ones.
@@ -122,7 +122,9 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
         let has_all_names = file.has_all_names;
         files.push(Saved { name, output, links, len, known_len, has_all_names, hurt });
     }
-    Ok(Done { salvage, files, has_sidecar: !contents::logs_beside(&args.pool)?.is_empty() })
+    let has_sidecar = !sidecars::logs_beside(&args.pool)?.is_empty()
+        || !sidecars::logs_beside_other_names(&args.pool)?.is_empty();
+    Ok(Done { salvage, files, has_sidecar })
 }
 
 /// The destination of a file.

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -17,18 +16,15 @@ use super::cp::clone_to;
 use super::names::{hold_last_name, now_ns};
 use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
-use crate::contents::{FIRST_FILE, database_path, logs_beside};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
-use crate::users::{Users, has_log_in_pool, tell_left_behind, users_of};
-use crate::{near, pool_file, signals, sqlite, text};
+use crate::settling::{Settling, settle_databases};
+use crate::sidecars::FIRST_FILE;
+use crate::users::{Users, has_log_in_pool, tell_left_behind};
+use crate::{near, pool_file, signals, text};
 
-/// How long to wait for a locked database to settle its log.
-const SETTLE_WAIT: Duration = Duration::from_secs(10);
 /// How long others may keep a snapshot from being destroyed.
 const DESTROY_WAIT: Duration = Duration::from_secs(60);
-/// How long to wait for readers that prevent a log from being copied.
-const COPY_WAIT: Duration = Duration::from_secs(2);
 
 pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
     for address in &Address::in_full(&args.snapshots) {
@@ -44,70 +40,6 @@ fn make(address: &Address) -> Result<(), Reason> {
     let scope = near::resolve(&pool, address.pool.as_os_str().as_bytes(), &path)?.file;
     pool.create_snapshot(scope, &name, now_ns())?;
     Ok(pool.close()?)
-}
-
-/// What to do with the logs next to a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Settling {
-    /// Copy everything committed until now into the pool. Others may go on reading and writing.
-    Copied,
-    /// Empty the logs. A database that SQLite cannot read is left alone: its log will not be
-    /// applied to the content that replaces it.
-    Emptied,
-}
-
-/// Applies the logs and hot journals of the databases at or below a path to the pool, since a
-/// snapshot or clone keeps only what is in the pool.
-pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Result<(), Reason> {
-    let logs = logs_beside(pool_path)?;
-    if logs.is_empty() {
-        return Ok(());
-    }
-    let pool = pool_file::open_read_only(pool_path, Some(1))?;
-    let scope = near::resolve(&pool, pool_path.as_os_str().as_bytes(), path)?.file;
-    let mut files: Vec<FileId> = Vec::new();
-    for (sidecar, ..) in logs {
-        // It may belong to a database that no longer exists, or to replaced content.
-        let is_there = pool.path_of(sidecar.file).is_ok();
-        if is_there && sidecar.generation == Some(pool.generation(sidecar.file)?) {
-            files.push(sidecar.file);
-        }
-    }
-    files.dedup();
-    for file in files {
-        if pool.is_below(file, scope)? {
-            let inner = pool.path_of(file)?;
-            settle(pool_path, file, &inner, settling)?;
-        }
-    }
-    Ok(())
-}
-
-fn settle(pool_path: &Path, file: FileId, inner: &[u8], settling: Settling) -> Result<(), Reason> {
-    let db = sqlite::open_any(&database_path(pool_path, inner), SETTLE_WAIT)?;
-    let settled = match settling {
-        Settling::Copied => sqlite::bring_in(&db, COPY_WAIT),
-        Settling::Emptied => sqlite::settle(&db),
-    };
-    match settled {
-        Ok(true) => Ok(()),
-        Ok(false) => {
-            let shown = text::escaped(inner);
-            let users = users_of(pool_path, file);
-            let user = if users.is_empty() { "another process".into() } else { users.join(", ") };
-            let what =
-                format!("the database '{shown}' is in use by {user}, and part of it is in its log");
-            Err(Reason::new(Code::InUse, what).hint("try again when it is less busy"))
-        }
-        Err(error) if settling == Settling::Emptied && sqlite::is_unreadable(&error) => Ok(()),
-        Err(error) => {
-            let mut reason = Reason::from(error);
-            let shown = text::escaped(inner);
-            let why = reason.text;
-            reason.text = format!("part of the database '{shown}' is in its log: {why}");
-            Err(reason)
-        }
-    }
 }
 
 pub fn list(args: &ListArgs) -> Result<ExitCode, Failure> {

@@ -154,7 +154,7 @@ fn a_log_goes_with_the_content_that_is_replaced() {
         let uri = format!("file:{}?vfs=hardpack", target.display());
         let error = Connection::open_with_flags(uri, rusqlite::OpenFlags::default()).unwrap_err();
         assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseBusy), "{error}");
-        let said = hardpack::mounts::take_refusal().unwrap();
+        let said = hardpack::refusals::take().unwrap().text;
         assert!(said.contains(&format!("'{name}-")), "{said}");
         done(&["put", "-q"], &[&world.new, &target]);
         expect_rows(mount, &name, NEW);

@@ -556,7 +556,7 @@ impl Run {
         }
         let found = match pools::tokens(&path) {
             // A log next to the other name of the pool makes this one refused.
-            Err(text) if self.plan.has_link && text.contains("unable to open") => {
+            Err(text) if self.plan.has_link && text.contains("locked") => {
                 pools::tokens(&self.pool.with_file_name("h.hpk").join(database))?
             }
             found => found?,

@@ -398,6 +398,10 @@ impl Device for FileDevice {
         self.release(FILLING_MARK);
     }
 
+    fn is_any_marked(&self, marks: Range<u64>) -> io::Result<bool> {
+        // The method of the type itself.
+        FileDevice::is_any_marked(self, marks)
+    }
     fn len(&self) -> io::Result<u64> {
         // The metadata of a block device gives no length; and see `identity_of`. Nobody uses the
         // position of the descriptor.

@@ -153,6 +153,11 @@ pub trait Device: Send + Sync + Debug {
     }
     /// Releases [`FILLING_MARK`].
     fn release_filling(&self) {}
+    /// Whether another user has any mark of the range (see [`FileDevice::try_share`]). A device
+    /// without other users has none.
+    fn is_any_marked(&self, _marks: Range<u64>) -> io::Result<bool> {
+        Ok(false)
+    }
     /// Lets other threads of the process run, where the device schedules them (as a test may), and
     /// returns whether it did. A thread that finds a lock of the process taken calls this before it
     /// sleeps, and then tries again.

@@ -10,10 +10,9 @@ use hardpack_engine::pool::Pool;
 use hardpack_engine::{Error, FileId, Result};
 
 use super::{Entry, FileKey, key_of, registry};
-use crate::api;
-use crate::ffi::SQLITE_BUSY;
 use crate::maintenance::Maintenance;
-use crate::pool_names::{self, NAME_MARKS};
+use crate::pool_names;
+use crate::refusals::{self, Cause};
 use crate::system;
 
 /// How often to check that the pool is not in use by another name, and the pause in between: two
@@ -64,12 +63,9 @@ impl Entry {
         // The mark is shared before the check: of two processes that come at once by different
         // names, at least one sees the other.
         let shared = self.device.try_share(mark)?;
-        let others = [NAME_MARKS.start..mark, mark + 1..NAME_MARKS.end];
-        for other in others {
-            if !shared || self.device.is_any_marked(other)? {
-                self.device.release(mark);
-                return Ok(false);
-            }
+        if !shared || pool_names::is_any_but(&*self.device, mark)? {
+            self.device.release(mark);
+            return Ok(false);
         }
         self.name = Some((mark, 1));
         Ok(true)
@@ -106,10 +102,9 @@ impl PoolUse {
         let find_error = |source| Error::Io { action: "find", source };
         let mark = pool_names::mark_of(path).map_err(find_error)?;
         if let Some(left) = pool_names::companion_of_another_name(path).map_err(find_error)? {
-            let name = path.display();
-            let what =
-                format!("{name} has another name with the companion file '{left}': use that name");
-            return Err(Error::Invalid(what));
+            let text = format!("the pool has another name with the companion file '{left}'");
+            refusals::refuse(path, Cause::OtherLog, text);
+            return Err(Error::Busy);
         }
         for _ in 0..NAME_TRY_COUNT {
             if self.with_entry(|entry| entry.enter_name(mark))?.map_err(lock_error)? {
@@ -119,7 +114,7 @@ impl PoolUse {
             system::sleep(NAME_TRY_PAUSE);
         }
         let text = "the pool is in use under another name (a link to it, or it was renamed)";
-        api::log(SQLITE_BUSY, &format!("hardpack: {}: {text}", path.display()));
+        refusals::refuse(path, Cause::OtherName, text.into());
         Err(Error::Busy)
     }
 

@@ -10,7 +10,7 @@ use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::Pool;
 use hardpack_mount::{Leases, LockKind, Marks, Written};
 
-use crate::contents;
+use crate::sidecars;
 use crate::users::mount_marks;
 
 /// Marks open files for other processes, as SQLite's users of databases do.
@@ -48,7 +48,7 @@ impl Marks for OpenMarks {
             return Ok(false);
         }
         // Whoever has it open as a database came first. If it was killed, its log may be left.
-        let has_log = || contents::has_sidecar(&self.path, &self.pool, file).unwrap_or(true);
+        let has_log = || sidecars::has_sidecar(&self.path, &self.pool, file).unwrap_or(true);
         if !self.device.is_marked(databases)? && (what == Written::Maybe || !has_log()) {
             return Ok(true);
         }

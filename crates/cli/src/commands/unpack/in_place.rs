@@ -14,10 +14,10 @@ use super::{describe, modified, write};
 use crate::address::last_name;
 use crate::args::UnpackArgs;
 use crate::commands::pack::{in_place_hint, keep_owner, keep_xattrs, refuse_in_place};
-use crate::commands::snapshots::{Settling, settle_databases};
-use crate::contents;
 use crate::failure::{Code, Reason};
 use crate::publish::{self, Unfinished};
+use crate::settling::{Settling, settle_databases};
+use crate::sidecars;
 
 /// The command, for hints.
 const COMMAND: &str = "unpack";
@@ -56,7 +56,7 @@ pub fn replace(args: &UnpackArgs, input: &Path) -> Result<u64, Reason> {
     keep_owner(unfinished.path(), &metadata);
     keep_xattrs(input, unfinished.path())?;
     unfinished.complete(metadata.mode(), time)?;
-    if let Some((_, path, _)) = contents::logs_beside(input)?.into_iter().next() {
+    if let Some((_, path, _)) = sidecars::logs_beside(input)?.into_iter().next() {
         let reason = Reason::new(Code::InUse, "it was written to meanwhile").about(&path);
         return Err(in_place_hint(reason, COMMAND));
     }
@@ -74,8 +74,8 @@ fn remove_leftovers(pool: &Path) {
     let Ok(entries) = fs::read_dir(publish::directory_of(pool)) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let Some(sidecar) = contents::sidecar_of(pool_name, name.as_bytes()) else { continue };
-        let is_of_pools = sidecar.file != contents::FIRST_FILE
+        let Some(sidecar) = sidecars::sidecar_of(pool_name, name.as_bytes()) else { continue };
+        let is_of_pools = sidecar.file != sidecars::FIRST_FILE
             || sidecar.generation.is_some_and(|generation| generation > 0);
         if is_of_pools && entry.metadata().is_ok_and(|metadata| metadata.is_file()) {
             // What is left does no harm.

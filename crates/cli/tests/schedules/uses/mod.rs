@@ -9,6 +9,7 @@ mod states;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -150,6 +151,22 @@ fn reason_of(text: &str, dir: &Path) -> String {
     reason
 }
 
+/// The pool, by the name beside which a log is left, if one is: it is needed by whoever reads.
+fn where_to_read(dir: &Path, used: &Used) -> PathBuf {
+    let [old, new, link] = ["p.hpk", "q.hpk", "h.hpk"].map(|name| dir.join(name));
+    let number = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
+    let has_log = used.log.as_ref().is_some_and(|log| states::has_log(dir, log));
+    match used.renamed {
+        true if has_log && !old.exists() => {
+            fs::rename(new, &old).unwrap();
+            old
+        }
+        true => new,
+        false if used.linked && has_log && number(&link) == number(&old) => link,
+        false => old,
+    }
+}
+
 /// Checks the result of a pair; the error says what is wrong.
 fn judge(
     world: &World,
@@ -161,7 +178,7 @@ fn judge(
     waited: bool,
 ) -> Result<(), String> {
     let dir = made.directory.path();
-    let pool = dir.join(if used.renamed { "q.hpk" } else { "p.hpk" });
+    let pool = where_to_read(dir, used);
     let done = world.code(worker) == Some(0);
     let said = used.holder.map(|holder| world.said(holder)).unwrap_or_default();
     let late = said.iter().any(|l| ["ok tx x late-holder", "ok commit x"].contains(l))

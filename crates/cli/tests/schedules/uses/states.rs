@@ -26,6 +26,8 @@ pub struct Used {
     pub committed: Tokens,
     /// Whether the pool has been renamed to `q.hpk`.
     pub renamed: bool,
+    /// Whether the pool is also named `h.hpk`, and was used by that name.
+    pub linked: bool,
     /// The name of a log or journal of the database that holds changes.
     pub log: Option<String>,
 }
@@ -42,20 +44,29 @@ fn hold(world: &mut World, script: &str) -> Worker {
 }
 
 fn held(world: &mut World, target: &str, script: &str) -> Used {
-    let script = format!("open x p.hpk/{target}\n{script}");
+    held_by("p.hpk", world, target, script)
+}
+
+fn held_by(pool: &str, world: &mut World, target: &str, script: &str) -> Used {
+    let script = format!("open x {pool}/{target}\n{script}");
     let committed = script.contains("tx x early").then(|| "early".to_string());
+    let log = format!("{}-wal", beside(target).replace("p.hpk", pool));
     Used {
         holder: Some(hold(world, &script)),
         committed: committed.into_iter().collect(),
-        log: script.contains("tx x early").then(|| format!("{}-wal", beside(target))),
+        log: script.contains("tx x early").then_some(log),
         ..Used::default()
     }
 }
 
-fn log_left(world: &mut World, target: &str) -> Used {
-    let mut used = held(world, target, "tx x early\npause");
+fn killed(world: &mut World, mut used: Used) -> Used {
     world.kill(used.holder.take().unwrap());
     used
+}
+
+fn log_left(world: &mut World, target: &str) -> Used {
+    let used = held(world, target, "tx x early\npause");
+    killed(world, used)
 }
 
 fn journal_left(world: &mut World, target: &str) -> Used {
@@ -71,16 +82,20 @@ fn journal_left(world: &mut World, target: &str) -> Used {
     Used { log: Some(format!("{}-journal", beside(target))), ..Used::default() }
 }
 
-fn renamed(world: &mut World, target: &str) -> Used {
-    let used = held(world, target, "read x\npause\ncommit x\ntx x late-holder");
+fn renamed(world: &mut World, target: &str, script: &str) -> Used {
+    let used = held(world, target, script);
     fs::rename(world.dir().join("p.hpk"), world.dir().join("q.hpk")).unwrap();
     Used { renamed: true, ..used }
 }
 
-fn through_link(world: &mut World, target: &str) -> Used {
+fn through_link(world: &mut World, target: &str, script: &str) -> Used {
     fs::hard_link(world.dir().join("p.hpk"), world.dir().join("h.hpk")).unwrap();
-    let script = format!("open x h.hpk/{target}\nbegin x\nput x late-holder\npause\ncommit x");
-    Used { holder: Some(hold(world, &script)), ..Used::default() }
+    Used { linked: true, ..held_by("h.hpk", world, target, script) }
+}
+
+fn log_left_through_link(world: &mut World, target: &str) -> Used {
+    let used = through_link(world, target, "tx x early\npause");
+    killed(world, used)
 }
 
 /// A process that imports two files, stopped before it opens the second.
@@ -178,13 +193,33 @@ pub const STATES: &[State] = &[
         name: "pool renamed",
         meaning: "the pool was renamed while another process reads; the command uses the new name",
         mode: "delete",
-        enter: renamed,
+        enter: |world, target| renamed(world, target, "read x\npause\ncommit x\ntx x late-holder"),
     },
     State {
         name: "hard link",
         meaning: "as in *writes*, but the process opened the pool by another hard link",
         mode: "delete",
-        enter: through_link,
+        enter: |world, target| {
+            through_link(world, target, "begin x\nput x late-holder\npause\ncommit x")
+        },
+    },
+    State {
+        name: "log, link",
+        meaning: "as in *log, open*, but the process opened the pool by another hard link",
+        mode: "wal",
+        enter: |world, target| through_link(world, target, "tx x early\npause\ntx x late-holder"),
+    },
+    State {
+        name: "left, link",
+        meaning: "as in *log left*, but the process had opened the pool by another hard link",
+        mode: "wal",
+        enter: log_left_through_link,
+    },
+    State {
+        name: "log, renamed",
+        meaning: "as in *log, open*, and then the pool was renamed; the command uses the new name",
+        mode: "wal",
+        enter: |world, target| renamed(world, target, "tx x early\npause\ntx x late-holder"),
     },
     State {
         name: "import",
