@@ -220,7 +220,7 @@ fn a_pool_on_a_full_medium_becomes_short() {
 #[test]
 fn a_full_medium_has_no_room_for_a_shorter_index() {
     const RECORD_LEN: usize = 4096;
-    const COUNT: u64 = 20_000;
+    const COUNT: u64 = 30_000;
     let sim = SimDevice::new(Vec::new());
     let device: Arc<dyn Device> = sim.clone();
     let properties =

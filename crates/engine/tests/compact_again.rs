@@ -181,7 +181,7 @@ fn what_was_compacted_stays_in_place() {
 
 #[test]
 fn stale_entries_of_the_dedup_index_are_removed() {
-    const COUNT: usize = 16_000;
+    const COUNT: usize = 20_000;
     let (device, pool) = empty_pool(&[(Property::Compression, "off"), (Property::Dedup, "on")]);
     let rng = &mut Rng(41);
     let mut files: Files = Vec::new();

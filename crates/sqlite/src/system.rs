@@ -1,14 +1,21 @@
 //! The clocks, threads, pauses, random bytes, memory and the user of the VFS. Nothing else may use
 //! them: `clippy.toml` denies it.
 #![expect(clippy::disallowed_methods, reason = "the one place for them")]
-#![expect(unsafe_code, reason = "asks the system for the user, local time and its memory")]
+#![expect(unsafe_code, reason = "asks the system for the user, local time, its memory and media")]
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hardpack_engine::pool::FileOwner;
+
+/// The file systems to which nobody can write, by the numbers that `statfs` has for them: iso9660,
+/// squashfs, erofs, cramfs, romfs.
+const READ_ONLY_FILE_SYSTEMS: [u32; 5] = [0x9660, 0x7371_7368, 0xe0f5_e1e2, 0x28cd_3d45, 0x7275];
 
 /// The clock of a simulation.
 static CLOCK: OnceLock<fn() -> i64> = OnceLock::new();
@@ -30,6 +37,22 @@ pub fn owner() -> FileOwner {
 pub fn is_privileged() -> bool {
     // SAFETY: the function has no preconditions; an unknown kind of value is 0.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Whether a file is on a medium that nobody can write to, by the type of its file system: others
+/// may write to what is only mounted for reading here.
+pub fn is_read_only_medium(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: zeros are a value of the structure, which the system fills; the path is terminated.
+    let (found, done) = unsafe {
+        let mut found: libc::statfs = std::mem::zeroed();
+        let done = libc::statfs(path.as_ptr(), &raw mut found);
+        (found, done)
+    };
+    // The type has another width and sign on other platforms.
+    #[allow(clippy::unnecessary_cast, reason = "as above")]
+    let kind = found.f_type as u32;
+    done == 0 && READ_ONLY_FILE_SYSTEMS.contains(&kind)
 }
 
 /// Returns the current time in nanoseconds since 1970.

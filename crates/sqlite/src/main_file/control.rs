@@ -3,21 +3,25 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use hardpack_engine::store::Durability;
 
 use super::open::is_new_plain;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
+use crate::companion;
 use crate::ffi::*;
 use crate::host::HostFile;
 use crate::pragma;
 use crate::registry::{self, ConnectionUse, PlainName};
+use crate::system;
 use crate::wal_index::WalIndex;
 
 impl MainFile {
     /// Implements xDeviceCharacteristics: the promise of the pool that a write harms no other
-    /// bytes, and what the host says about deleting open files and about immutable media.
+    /// bytes, what the host says about deleting open files and about immutable media, and whether
+    /// the pool is on one.
     pub fn device_characteristics(&self) -> c_int {
         let host = self.host_file.device_characteristics();
         if self.is_plain() {
@@ -26,8 +30,24 @@ impl MainFile {
         if let Backing::Snapshot(..) = self.backing {
             return SQLITE_IOCAP_POWERSAFE_OVERWRITE | SQLITE_IOCAP_IMMUTABLE;
         }
+        let medium = if self.is_immutable() { SQLITE_IOCAP_IMMUTABLE } else { 0 };
         SQLITE_IOCAP_POWERSAFE_OVERWRITE
             | host & (SQLITE_IOCAP_UNDELETABLE_WHEN_OPEN | SQLITE_IOCAP_IMMUTABLE)
+            | medium
+    }
+
+    /// Whether the database cannot change: it is on a medium that nobody can write to, where SQLite
+    /// could not make the shared memory that it wants for a database in write-ahead log mode. What
+    /// is in a log or journal would be missed, so there must be none.
+    fn is_immutable(&self) -> bool {
+        let name = self.path.as_os_str().as_bytes();
+        let is_empty = |path: Option<PathBuf>| {
+            path.is_some_and(|path| path.symlink_metadata().map_or(true, |found| found.len() == 0))
+        };
+        self.is_read_only()
+            && self.pool_file().is_some_and(|pool| system::is_read_only_medium(&pool))
+            && is_empty(companion::log_path(name))
+            && is_empty(companion::journal_path(name))
     }
 
     /// Implements xFileControl.

@@ -71,7 +71,7 @@ fn spoil(device: &Arc<dyn Device>, pointer: &Pointer) {
 }
 
 const RECORD: usize = 4096;
-const RECORD_COUNT: usize = 6000;
+const RECORD_COUNT: usize = 17_000;
 
 /// Creates a pool whose index has runs, with free space at its front and some content.
 fn with_index() -> (Arc<dyn Device>, Vec<u8>) {

@@ -23,10 +23,10 @@ use crate::units::Txg;
 
 /// A node is split when its payload is longer than this, in bytes.
 pub const NODE_PAYLOAD_MAX: usize = 4096;
-/// The same for nodes of which few change, see `store/pack.rs`. In a node four times as long, an
-/// entry takes a third less, and looking one up decompresses four times as much; twice that again
-/// would save another 5%.
-pub const PACKED_PAYLOAD_MAX: usize = 16 << 10;
+/// The same for nodes of which few change, see `store/pack.rs`. In a node eight times as long, an
+/// entry takes half, and looking one up decompresses eight times as much. Twice that again would
+/// save another tenth, but a short pool would end with larger gaps.
+pub const PACKED_PAYLOAD_MAX: usize = 32 << 10;
 /// The maximum decompressed length of a node on disk, in bytes.
 pub const NODE_PAYLOAD_LIMIT: usize = 60 * 1024;
 /// The maximum length of a key, in bytes.

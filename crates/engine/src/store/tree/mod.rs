@@ -138,6 +138,12 @@ impl TxnTree {
         self.dirty.len()
     }
 
+    /// The length of the longest payload of such a node.
+    #[expect(clippy::disallowed_methods, reason = "the longest is the same in any order")]
+    pub fn longest_dirty(&self) -> usize {
+        self.dirty.values().map(|node| node.payload_len()).max().unwrap_or(0)
+    }
+
     fn resolve(&self, source: &mut impl NodeSource, link: &Link) -> Result<Option<Arc<Node>>> {
         match link {
             Link::Empty => Ok(None),

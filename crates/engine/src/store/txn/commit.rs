@@ -27,6 +27,7 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::store::durability::AwaitedTxg;
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::node::NODE_PAYLOAD_MAX;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::{
     BLOCK_LEN, FEATURE_PASSING, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
@@ -158,7 +159,8 @@ impl Txn {
             drain(core, freed_tree, space_tree)?;
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
-        provision_nodes(core, space_tree, dirty as u64 + SPACE_NODES_GUESS)?;
+        let count = dirty as u64 + SPACE_NODES_GUESS;
+        provision_nodes(core, space_tree, count, NODE_PAYLOAD_MAX)?;
         let base = &core.base.superblock;
         // A commit that only records durability leaves every root where it is.
         let differs = *roots != base.roots

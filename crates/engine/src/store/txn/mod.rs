@@ -337,8 +337,10 @@ impl Txn {
         if dirty > 0 {
             let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
+            // Packed nodes take two thirds of their payload at most, unless they hold other hashes.
+            let longest = (self.trees[tree].longest_dirty() * 2 / 3).max(NODE_PAYLOAD_MAX);
             let space_tree = &mut self.trees[TreeId::Space];
-            provision::provision_nodes(&mut self.core, space_tree, dirty)?;
+            provision::provision_nodes(&mut self.core, space_tree, dirty, longest)?;
         }
         self.trees[tree].flush(&mut self.core)
     }
@@ -419,7 +421,7 @@ impl NodeSink for TxnCore {
         let compression = match self.keeps_packed {
             // What is saved is lost to rounding.
             _ if fits_sector => Compression::Off,
-            true if is_packed => Compression::Zstd(9),
+            true if is_packed => Compression::Zstd(15),
             false if !self.is_large(0) => Compression::Lz4,
             _ => Compression::Zstd(3),
         };

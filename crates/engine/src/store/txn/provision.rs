@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use super::{Txn, TxnCore};
 use crate::error::{Error, Location, Result};
-use crate::store::format::node::{NODE_HEADER_LEN, PACKED_PAYLOAD_MAX};
+use crate::store::format::node::NODE_HEADER_LEN;
 use crate::store::format::pointer::sectors_for;
 use crate::store::format::space::{freed_entry, freed_key, reserved_run, space_entry, space_key};
 use crate::store::format::superblock::WINDOW_COUNT_MAX;
@@ -47,13 +47,14 @@ pub(in crate::store) fn provision(
     provision_within(core, space, &aim, sectors, shortest)
 }
 
-/// Fills the windows for nodes of a compaction whose aim has no room left for them. Behind the end
-/// they would keep the pool as long as it is, however much of it is free: the next step writes
-/// them anew, again behind the end.
+/// Fills the windows for this many nodes of up to `longest` bytes, of a compaction whose aim has no
+/// room left for them. Behind the end they would keep the pool as long as it is, however much of it
+/// is free: the next step writes them anew, again behind the end.
 pub(in crate::store) fn provision_nodes(
     core: &mut TxnCore,
     space: &mut TxnTree,
     count: u64,
+    longest: usize,
 ) -> Result<()> {
     // A restored older state is not compacted, and its free space may not be used.
     let Some(aim) = core.space.aim.filter(|_| core.set_aside.is_none()) else { return Ok(()) };
@@ -62,7 +63,7 @@ pub(in crate::store) fn provision_nodes(
         Sector(u64::MAX) => Aim::ANYWHERE,
         _ => Aim { below: Sector(u64::MAX), ..aim },
     };
-    let longest = sectors_for((PACKED_PAYLOAD_MAX + NODE_HEADER_LEN) as u32, core.ashift());
+    let longest = sectors_for((longest + NODE_HEADER_LEN) as u32, core.ashift());
     provision(core, space, count * longest, longest)?;
     core.space.rotor = Sector(0);
     provision_within(core, space, &aim, count * longest, longest)

@@ -401,14 +401,15 @@ impl Compaction {
         let checksum = self.pool.settings(ROOT)?.checksum;
         let store = self.pool.store();
         let mut txn = store.begin_with(checksum, Patience::Within(STEP_WAIT))?;
-        if !txn.index_is_worth_pruning()? {
+        let is_dispensable = txn.index_is_dispensable()?;
+        if !is_dispensable && !txn.index_is_worth_pruning()? {
             return Ok(false);
         }
         drop(txn);
-        if store.index_is_whole()? {
+        if !is_dispensable && store.index_is_whole()? {
             self.stage = Stage::Prune(Prune::default());
         } else {
-            // Only what can be read of it would be left; the next look-up makes it anew.
+            // The next look-up makes it anew. Of a damaged one, only a part would be left.
             self.pool.drop_index(Patience::Within(STEP_WAIT))?;
             self.end_pruning();
         }

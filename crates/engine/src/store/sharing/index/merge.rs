@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::runs::{Cursor, Header, PART_COUNT, Run, filter_memory};
 use super::table::Entry;
-use super::{CLOSE_COUNT_MIN, Index, findable};
+use super::{Index, RUN_COUNT_MIN, findable};
 use crate::error::Result;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::refs::{key_of_part, parse_refs, parse_refs_entry};
@@ -200,6 +200,14 @@ impl Txn {
         Ok(entries > findable.saturating_add((findable / PRUNE_PART).max(STALE_COUNT_MIN)))
     }
 
+    /// Whether the pool is better off without an index: it would have few entries.
+    pub(crate) fn index_is_dispensable(&mut self) -> Result<bool> {
+        self.ready_index()?;
+        let index = self.core.store.index();
+        let findable = index.kept.findable(self.pointed_max()).min(index.entries());
+        Ok(findable <= RUN_COUNT_MIN as u64)
+    }
+
     /// Removes stale entries from the next part of the index. `prune` keeps how far that is.
     pub(crate) fn prune_step(&mut self, prune: &mut Prune) -> Result<()> {
         self.ready_index()?;
@@ -329,7 +337,7 @@ impl Store {
     /// Writes entries that are not in a run yet, if that is worthwhile, so that the next process to
     /// open the pool has less to catch up with.
     pub(crate) fn close_index(self: &Arc<Store>, checksum: ChecksumKind) -> Result<()> {
-        if self.is_read_only() || self.index().table.len() < CLOSE_COUNT_MIN {
+        if self.is_read_only() || self.index().table.len() < RUN_COUNT_MIN {
             return Ok(());
         }
         let mut txn = self.begin_with(checksum, Patience::None)?;

@@ -63,8 +63,9 @@ const NEARBY_PART: u64 = 32;
 /// More slots of either would make nothing faster.
 const TABLE_SLOTS_MAX: u64 = 1 << 19;
 const NEARBY_SLOTS_MAX: u64 = 1 << 16;
-/// With fewer entries in the table, closing a pool writes no run: catching up is as cheap.
-const CLOSE_COUNT_MIN: usize = 4096;
+/// Fewer entries are not worth a place in the pool, up to 20 bytes each: to take them from the refs
+/// tree again costs a process some milliseconds, once.
+const RUN_COUNT_MIN: usize = 16 << 10;
 
 /// The source that a look-up reads from.
 pub(crate) trait Reader {

@@ -1,0 +1,91 @@
+//! Pools on a medium that nobody can write to, such as a disc.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::*;
+use rusqlite::Connection;
+
+/// A mounted image of a directory.
+struct Medium<'a>(&'a Path);
+
+impl<'a> Medium<'a> {
+    /// Makes an image of `from` and mounts it; `None` where that is not possible.
+    fn of(from: &Path, at: &'a Path) -> Option<Medium<'a>> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+            return None;
+        }
+        let image = at.with_extension("squashfs");
+        fs::create_dir(at).unwrap();
+        for (tool, last, options) in [
+            ("mksquashfs", &image, &["-quiet", "-no-progress"][..]),
+            ("mount", &at.to_path_buf(), &["-o", "loop"][..]),
+        ] {
+            let first = if tool == "mount" { &image } else { from };
+            let done = Command::new(tool).arg(first).arg(last).args(options).output().unwrap();
+            assert!(done.status.success(), "{tool}: {}", String::from_utf8_lossy(&done.stderr));
+        }
+        Some(Medium(at))
+    }
+}
+
+impl Drop for Medium<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
+/// Makes a database in write-ahead log mode, with an empty log.
+fn make_wal_database(path: &Path, rows: u32) {
+    make_database(path, 4096, rows);
+    let db = Connection::open(path).unwrap();
+    db.query_row("pragma journal_mode = wal", [], |_| Ok(())).unwrap();
+}
+
+#[test]
+fn databases_on_a_read_only_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (from, at) = (directory.path().join("from"), directory.path().join("disc"));
+    fs::create_dir(&from).unwrap();
+    let made = directory.path().join("made");
+    fs::create_dir(&made).unwrap();
+    make_wal_database(&made.join("wal.db"), 30);
+    make_database(&made.join("plain.db"), 4096, 40);
+    let lone = from.join("lone.hpk");
+    hardpack().args(["pack", "-q"]).args([&made.join("wal.db"), &lone]).assert().success();
+    let both = from.join("both.hpk");
+    hardpack().args(["put", "-q", "-T"]).args([&made, &both]).assert().success();
+    // Two programs were killed: one of them left what is not in its pool.
+    for name in ["empty", "left"] {
+        let pool = from.join(format!("{name}.hpk"));
+        fs::copy(&lone, &pool).unwrap();
+        fs::write(from.join(format!("{name}.hpk-wal")), if name == "left" { "log" } else { "" })
+            .unwrap();
+    }
+    let Some(_medium) = Medium::of(&from, &at) else { return };
+    let count = |database: &str| {
+        let done =
+            hardpack().arg("sql").arg(at.join(database)).arg("select count(*) from t").output();
+        let done = done.unwrap();
+        (done.status.code().unwrap(), String::from_utf8(done.stdout).unwrap())
+    };
+    for (database, rows) in [
+        ("lone.hpk", "30\n"),
+        ("both.hpk/wal.db", "30\n"),
+        ("both.hpk/plain.db", "40\n"),
+        ("empty.hpk", "30\n"),
+    ] {
+        assert_eq!(count(database), (0, rows.into()), "{database}");
+    }
+    for pool in ["lone.hpk", "both.hpk", "empty.hpk"] {
+        hardpack().args(["check", "-q"]).arg(at.join(pool)).assert().success();
+    }
+    // Its rows would be missed.
+    assert_eq!(count("left.hpk"), (3, String::new()));
+    let refused = hardpack().arg("sql").arg(at.join("lone.hpk")).arg("delete from t").output();
+    let said = String::from_utf8(refused.unwrap().stderr).unwrap();
+    assert!(said.contains("readonly") || said.contains("read-only"), "{said}");
+}
