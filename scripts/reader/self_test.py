@@ -203,7 +203,7 @@ def fresh(hardpack, scratch, rng):
     run(hardpack, "set", "compression=zstd-3", "recordsize=4K", "filter=none", f"{pool}/short")
     run(hardpack, "put", "-q", source / "pages.db", f"{pool}/short")
     # Only many records make the dedup index write what it has in memory.
-    (source / "noise").write_bytes(rng.randbytes(5000 * 4096))
+    (source / "noise").write_bytes(rng.randbytes(17_000 * 4096))
     run(hardpack, "put", "-q", source / "noise", f"{pool}/short")
     run(hardpack, "repack", "-q", "--restart", "--compression", "zstd-4", f"{pool}/short/pages.db")
     archives(source / "archives", rng)

@@ -16,7 +16,7 @@ use hardpack_engine::store::trees::TreeId;
 use serde_json::Value;
 
 /// Enough content that its index is stored in the pool, not only in memory.
-const NOISE_LEN: usize = 24 << 20;
+const NOISE_LEN: usize = 68 << 20;
 
 /// Makes a pool with a database, a file and an index of content.
 fn pool_with_content() -> (tempfile::TempDir, PathBuf) {
