@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Kind, Pool};
 use hardpack_engine::{Error, FileId};
 
@@ -32,12 +33,16 @@ pub enum Settling {
 /// Applies the logs and hot journals of the databases at or below a path to the pool, since a
 /// snapshot or clone keeps only what is in the pool.
 pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Result<(), Reason> {
-    let pool = pool_file::open_read_only(pool_path, Some(1))?;
+    // What cannot be opened is told of by the command.
+    let Ok(device) = pool_file::open_device(pool_path, FileDevice::open_read_only) else {
+        return Ok(());
+    };
+    let is_used_elsewhere = sidecars::is_used_elsewhere(pool_path, &device);
     let (logs, elsewhere) = (logs_beside(pool_path)?, logs_beside_other_names(pool_path)?);
-    let is_used_elsewhere = sidecars::is_used_elsewhere(pool_path, &pool);
     if logs.is_empty() && elsewhere.is_empty() && !is_used_elsewhere {
         return Ok(());
     }
+    let pool = pool_file::open_read_only(pool_path, Some(1))?;
     let scope = near::resolve(&pool, pool_path.as_os_str().as_bytes(), path)?.file;
     // It may belong to a database that no longer exists, or to replaced content.
     let is_concerned = |sidecar: &Sidecar| {

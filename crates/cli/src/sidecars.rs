@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use hardpack::open_mark;
 use hardpack::pool_names::{is_used_by_another_name, other_names};
+use hardpack_engine::device::Device;
 use hardpack_engine::pool::Pool;
 use hardpack_engine::{Error, FileId};
 
@@ -141,17 +142,17 @@ pub fn is_elsewhere(log: &Path) -> Reason {
 
 /// Whether others use databases of the pool by another name than this, so that they may commit to
 /// logs that are not looked for.
-pub fn is_used_elsewhere(path: &Path, pool: &Pool) -> bool {
+pub fn is_used_elsewhere(path: &Path, device: &dyn Device) -> bool {
     // Where there are no locks, nobody has marked a name.
-    is_used_by_another_name(&**pool.store().device(), &without_link(path)).unwrap_or(false)
+    is_used_by_another_name(device, &without_link(path)).unwrap_or(false)
 }
 
 /// Fails if the pool is used by another name, and somebody has this file open, as a database with a
 /// log.
 pub fn refuse_log_elsewhere(path: &Path, pool: &Pool, file: FileId) -> Result<(), Reason> {
-    let mark = open_mark(file);
-    let is_open = || pool.store().device().is_any_marked(mark..mark + 1).unwrap_or(false);
-    if is_used_elsewhere(path, pool) && is_open() && kind_of(pool, file)? == FileKind::Wal {
+    let (device, mark) = (pool.store().device(), open_mark(file));
+    let is_open = || device.is_any_marked(mark..mark + 1).unwrap_or(false);
+    if is_used_elsewhere(path, &**device) && is_open() && kind_of(pool, file)? == FileKind::Wal {
         let text = "it is in use under another name of the pool, and part of it may be in its log";
         return Err(Reason::new(Code::InUse, text).hint("use that name, or close it there first"));
     }
