@@ -153,5 +153,5 @@ fn removing_stale_entries_survives_loss_of_power() {
 
 #[test]
 fn removing_a_short_index_survives_loss_of_power() {
-    survives_loss_of_power(&stale_pool(17, 6, 700), (20_000..24_000, 0..7_000));
+    survives_loss_of_power(&stale_pool(17, 6, 700), (16_500..18_000, 0..7_000));
 }
