@@ -119,6 +119,13 @@ pub fn logs_beside_other_names(pool: &Path) -> std::io::Result<Vec<(Sidecar, Pat
     Ok(found)
 }
 
+/// Like [`logs_beside`], but beside every name that the pool has in its directory.
+pub fn logs_beside_all_names(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>> {
+    let mut found = logs_beside(pool)?;
+    found.extend(logs_beside_other_names(pool)?);
+    Ok(found)
+}
+
 /// Whether a database has a log or journal that is not empty, so that the pool alone does not hold
 /// all of it. Fails if it lies beside another name of the pool.
 pub fn has_sidecar(path: &Path, pool: &Pool, file: FileId) -> Result<bool, Reason> {

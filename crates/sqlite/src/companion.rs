@@ -201,7 +201,17 @@ pub fn has_empty_log(name: &[u8]) -> bool {
 
 /// Whether an open database in a pool has a journal on disk that is not empty.
 pub fn has_journal_content(name: &[u8]) -> bool {
-    journal_path(name).is_none_or(|path| {
+    has_content(journal_path(name))
+}
+
+/// Whether an open database in a pool has a log that is not empty.
+pub fn has_log_content(name: &[u8]) -> bool {
+    has_content(log_path(name))
+}
+
+/// Whether there is something at a path; one that is not known may have anything.
+fn has_content(path: Option<PathBuf>) -> bool {
+    path.is_none_or(|path| {
         path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file() || metadata.len() > 0)
     })
 }

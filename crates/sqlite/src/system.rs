@@ -1,5 +1,5 @@
-//! The clocks, threads, pauses, random bytes, memory and the user of the VFS. Nothing else may use
-//! them: `clippy.toml` denies it.
+//! The clocks, threads, pauses, random bytes, memory, media and the user of the VFS. Nothing else
+//! may use them: `clippy.toml` denies it.
 #![expect(clippy::disallowed_methods, reason = "the one place for them")]
 #![expect(unsafe_code, reason = "asks the system for the user, local time, its memory and media")]
 

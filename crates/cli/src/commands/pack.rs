@@ -264,8 +264,7 @@ fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
     }
     if head == *MAGIC {
         // The pool is packed as plain bytes, without the logs next to it.
-        let mut logs = sidecars::logs_beside(input)?;
-        logs.extend(sidecars::logs_beside_other_names(input)?);
+        let logs = sidecars::logs_beside_all_names(input)?;
         if let Some((_, path, _)) = logs.iter().find(|(_, path, _)| sqlite::is_unsettled(path)) {
             let what = format!("'{}' holds changes that are not in the pool", text::path(path));
             return Err(Reason::new(Code::InUse, what)

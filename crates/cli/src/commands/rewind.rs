@@ -68,9 +68,7 @@ fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
 /// Fails if the log or journal of a database holds changes that are not in the pool: they would be
 /// lost, since SQLite would not apply them to the older state (see `generation.rs` of the engine).
 fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
-    let mut logs = sidecars::logs_beside(&args.pool)?;
-    logs.extend(sidecars::logs_beside_other_names(&args.pool)?);
-    for (sidecar, path, _) in logs {
+    for (sidecar, path, _) in sidecars::logs_beside_all_names(&args.pool)? {
         let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
         if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
             let text = format!("there is a log or journal next to it, '{}'", text::path(&path));

@@ -122,8 +122,7 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
         let has_all_names = file.has_all_names;
         files.push(Saved { name, output, links, len, known_len, has_all_names, hurt });
     }
-    let has_sidecar = !sidecars::logs_beside(&args.pool)?.is_empty()
-        || !sidecars::logs_beside_other_names(&args.pool)?.is_empty();
+    let has_sidecar = !sidecars::logs_beside_all_names(&args.pool)?.is_empty();
     Ok(Done { salvage, files, has_sidecar })
 }
 

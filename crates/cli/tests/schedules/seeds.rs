@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
+use hardpack::refusals::Cause;
+
 use super::is_open;
 use super::pools::{self, Start, Tokens};
 use super::random::Random;
@@ -556,13 +558,18 @@ impl Run {
         }
         let found = match pools::tokens(&path) {
             // A log next to the other name of the pool makes this one refused.
-            Err(text) if self.plan.has_link && text.contains("locked") => {
+            Err(_) if self.plan.has_link && is_refused_for_a_log() => {
                 pools::tokens(&self.pool.with_file_name("h.hpk").join(database))?
             }
             found => found?,
         };
         within(database, &found, &least, &most)
     }
+}
+
+/// Whether a database could not be opened just now for a log beside another name of its pool.
+fn is_refused_for_a_log() -> bool {
+    hardpack::refusals::take().is_some_and(|refusal| refusal.cause == Cause::OtherLog)
 }
 
 fn within(what: &str, found: &Tokens, least: &Tokens, most: &Tokens) -> Result<(), String> {

@@ -3,7 +3,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use hardpack_engine::store::Durability;
 
@@ -41,13 +40,10 @@ impl MainFile {
     /// is in a log or journal would be missed, so there must be none.
     fn is_immutable(&self) -> bool {
         let name = self.path.as_os_str().as_bytes();
-        let is_empty = |path: Option<PathBuf>| {
-            path.is_some_and(|path| path.symlink_metadata().map_or(true, |found| found.len() == 0))
-        };
         self.is_read_only()
             && self.pool_file().is_some_and(|pool| system::is_read_only_medium(&pool))
-            && is_empty(companion::log_path(name))
-            && is_empty(companion::journal_path(name))
+            && !companion::has_log_content(name)
+            && !companion::has_journal_content(name)
     }
 
     /// Implements xFileControl.

@@ -33,8 +33,8 @@ pub struct Used {
 }
 
 /// The prefix of the names of a database's files next to the pool.
-fn beside(target: &str) -> &'static str {
-    if target == "x.db" { "p.hpk" } else { "p.hpk-db4" }
+fn beside(pool: &str, target: &str) -> String {
+    if target == "x.db" { pool.into() } else { format!("{pool}-db4") }
 }
 
 fn hold(world: &mut World, script: &str) -> Worker {
@@ -50,7 +50,7 @@ fn held(world: &mut World, target: &str, script: &str) -> Used {
 fn held_by(pool: &str, world: &mut World, target: &str, script: &str) -> Used {
     let script = format!("open x {pool}/{target}\n{script}");
     let committed = script.contains("tx x early").then(|| "early".to_string());
-    let log = format!("{}-wal", beside(target).replace("p.hpk", pool));
+    let log = format!("{}-wal", beside(pool, target));
     Used {
         holder: Some(hold(world, &script)),
         committed: committed.into_iter().collect(),
@@ -79,7 +79,7 @@ fn journal_left(world: &mut World, target: &str) -> Used {
     let ending = world.run_one(holder, 3_600_000, &mut reached);
     assert!(ending == Ending::Reached, "{ending:?}\n{}", world.history());
     world.kill(holder);
-    Used { log: Some(format!("{}-journal", beside(target))), ..Used::default() }
+    Used { log: Some(format!("{}-journal", beside("p.hpk", target))), ..Used::default() }
 }
 
 fn renamed(world: &mut World, target: &str, script: &str) -> Used {

@@ -337,7 +337,7 @@ impl Txn {
         if dirty > 0 {
             let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
-            // Packed nodes take two thirds of their payload at most, unless they hold other hashes.
+            // A packed node takes about two thirds of its payload at most, where it holds hashes.
             let longest = (self.trees[tree].longest_dirty() * 2 / 3).max(NODE_PAYLOAD_MAX);
             let space_tree = &mut self.trees[TreeId::Space];
             provision::provision_nodes(&mut self.core, space_tree, dirty, longest)?;

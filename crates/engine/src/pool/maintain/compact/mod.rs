@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! survey    if there are snapshots: find out how short the pool can be (`store/survey.rs`)
-//! prune     if many entries of the dedup index are stale, remove them
+//! prune     if many entries of the dedup index are stale, remove them; drop it if it is short
 //! settle    drop the free end of the pool, and make all durably freed space reusable
 //! fill      move extents from past the goal (about where a pool without gaps ends, except those
 //!           that nothing fits into) into holes below; repeat while that helps
