@@ -34,7 +34,8 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks passing-superblocks inflated transformed lzma differences""".split()
+    parts-by-content chunks passing-superblocks inflated transformed lzma differences
+    short-part-hashes""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED, DIFFERENCE = 1, 2, 3, 4, 5, 6
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}

@@ -160,11 +160,12 @@ class Verifier:
     def part(self, segment, key, value):
         """Checks an entry by which bytes of a segment can be found."""
         offset, length, kind, reserved = struct.unpack_from("<IIB3s", value)
-        need(len(value) == 36 and is_zero(reserved) and kind in HASHES, "the entry of a part is malformed")
+        need(len(value) in (12, 36) and is_zero(reserved) and kind in HASHES, "the entry of a part is malformed")
         need(segment and segment[0] == u64be(key), "a part belongs to no segment")
         content = segment[1][offset : offset + length]
         need(length == len(content) > 0, "a part is not inside its segment")
-        need(HASHES[kind](content) == key[8:] + value[12:], "the hash of a part is wrong")
+        kept = key[8:] + value[12:]
+        need(HASHES[kind](content)[: len(kept)] == kept, "the hash of a part is wrong")
 
     def space(self):
         """Checks that each sector up to the end is used once, or free once."""

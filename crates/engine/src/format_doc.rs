@@ -10,8 +10,8 @@ use crate::store::format::dead::DEAD_KEY_LEN;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{POINTER_HEADER_LEN, Place, Pointer};
 use crate::store::format::refs::{
-    CONTENT_HASH_LEN, ContentHash, HashKind, PartContent, Refs, RefsEntry, parse_refs_entry,
-    part_key,
+    CONTENT_HASH_LEN, ContentHash, HashKind, PartContent, PartHash, Refs, RefsEntry,
+    parse_refs_entry, part_key,
 };
 use crate::store::format::snapshot::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::store::format::stats::{CodecStats, PoolStats};
@@ -212,25 +212,35 @@ fn parts_by_content_are_as_documented() {
     let mut hash = [9; CONTENT_HASH_LEN];
     hash[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
     let hash = ContentHash { kind: HashKind::Blake3, hash };
+    let hash = PartHash::from(hash);
+    assert_eq!(hash.front, 0x0102_0304_0506_0708);
     let part = PartContent { offset: 4321, len: 777, hash };
     let expected = HashMap::from([
         ("offset", 4321u32.to_le_bytes().to_vec()),
         ("len", 777u32.to_le_bytes().to_vec()),
         ("hash_kind", vec![1]),
-        ("hash", vec![9; 24]),
     ]);
-    let (key, value) = (part_key(Sector(81), &hash), part.encode());
+    let (key, value) = (part_key(Sector(81), hash.front), part.encode());
     compare("refs_part", &value, expected);
     assert_eq!(key, [0, 0, 0, 0, 0, 0, 0, 81, 1, 2, 3, 4, 5, 6, 7, 8]);
     let parsed = parse_refs_entry(&key, &value).unwrap();
     assert_eq!(parsed, RefsEntry::Part(Sector(81), part));
     for (key, value) in [
-        (&key[..], &value[..35]),
+        (&key[..], &value[..11]),
         (&key[..15], &value[..]),
         (&key[..], &[&value[..], &[0]].concat()[..]),
         (&key[..8], &value[..]),
     ] {
         assert!(parse_refs_entry(key, value).is_err());
+    }
+
+    // As older versions wrote them.
+    let hash = PartHash { rest: Some([9; 24]), ..hash };
+    let old = PartContent { hash, ..part };
+    assert_eq!(old.encode(), [&value[..], &[9; 24]].concat());
+    assert_eq!(parse_refs_entry(&key, &old.encode()).unwrap(), RefsEntry::Part(Sector(81), old));
+    for len in [13, 35] {
+        assert!(parse_refs_entry(&key, &old.encode()[..len]).is_err());
     }
 }
 

@@ -5,20 +5,20 @@ mod common;
 use std::sync::Arc;
 
 use common::segments::{
-    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden, open, optimize, pointers, put,
-    stream_of, used,
+    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden, open, optimize, pointers,
+    pointers_at, put, stream_of, used,
 };
 use common::{Rng, problems};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::MemoryDevice;
+use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
     Again, Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
 };
 use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::format::refs::{
-    HashKind, PartContent, RefsEntry, parse_refs_entry, part_key,
+    HashKind, PartContent, PartHash, RefsEntry, parse_refs_entry, part_key,
 };
-use hardpack_engine::store::superblock::FEATURE_PARTS_BY_CONTENT;
+use hardpack_engine::store::superblock::{FEATURE_PARTS_BY_CONTENT, FEATURE_SHORT_PART_HASHES};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
@@ -31,7 +31,11 @@ const COPY_LEN_MAX: u64 = 48 << 10;
 
 /// Returns paths in a directory and contents: noise, of which each differs a little from another.
 fn family(directory: &str) -> Files {
-    let mut rng = Rng(77);
+    family_of(77, directory)
+}
+
+fn family_of(seed: u64, directory: &str) -> Files {
+    let mut rng = Rng(seed);
     let original = rng.noise(FILE_LEN);
     let files = (0..FILE_COUNT).map(|number| {
         let mut bytes = original.clone();
@@ -243,6 +247,7 @@ fn entries_of_parts_that_make_no_sense_are_reported() {
     });
     let (sector, len) = len.unwrap();
     let hash = HashKind::Blake3.of(b"anything");
+    let hash = PartHash::from(hash);
     let in_segment = |offset, len| (sector, PartContent { offset, len, hash });
     for (sector, part) in [
         in_segment(len, 1),
@@ -253,7 +258,7 @@ fn entries_of_parts_that_make_no_sense_are_reported() {
         (Sector(81), PartContent { offset: 0, len: 1, hash }),
     ] {
         let mut txn = pool.store().begin(Default::default()).unwrap();
-        let key = part_key(sector, &hash);
+        let key = part_key(sector, hash.front);
         txn.insert(TreeId::Refs, &key, &part.encode()).unwrap();
         txn.commit(Durability::Durable).unwrap();
         assert_ne!(problems(&pool).unwrap(), Vec::<String>::new(), "{sector:?} {part:?}");
@@ -278,12 +283,12 @@ fn entries_of_parts_that_make_no_sense_are_reported() {
 fn a_new_segment_has_no_parts_of_an_earlier_one() {
     let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
     let files = add(&pool, "first");
-    let hash = HashKind::Blake3.of(&files[0].1);
+    let hash = PartHash::from(HashKind::Blake3.of(&files[0].1));
     let end = pool.state().superblock.end.0;
     let orphan = PartContent { offset: 1, len: FILE_LEN as u32, hash };
     let mut txn = pool.store().begin(Default::default()).unwrap();
     for sector in (80..2 * end).map(Sector) {
-        txn.insert(TreeId::Refs, &part_key(sector, &hash), &orphan.encode()).unwrap();
+        txn.insert(TreeId::Refs, &part_key(sector, hash.front), &orphan.encode()).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
     optimize(&pool, GOAL);
@@ -309,6 +314,144 @@ fn the_golden_pool_with_parts_by_content_is_read() {
     put(&pool, b"again", &files[2].1);
     assert!(pointers(&pool).iter().all(Pointer::is_part));
     assert_holds(&pool, &files);
+}
+
+#[test]
+fn the_golden_pool_with_short_part_hashes_is_read() {
+    let properties = [(Property::Dedup, "on")];
+    let (pool, files) = golden("v2-short-part-hashes.hpk", &properties, 47, 6);
+    assert_ne!(pool.state().superblock.incompat & FEATURE_SHORT_PART_HASHES, 0);
+    assert_holds(&pool, &files);
+    put(&pool, b"again", &files[2].1);
+    assert!(pointers(&pool).iter().all(Pointer::is_part));
+    assert_holds(&pool, &files);
+}
+
+/// The parts of older pools keep their whole hashes where they are moved to.
+#[test]
+fn whole_hashes_of_parts_stay_whole() {
+    let (_, pool, mut files) = with_segments(&[(Property::Dedup, "on")]);
+    let mut txn = pool.store().begin(Default::default()).unwrap();
+    for (path, bytes) in &files {
+        let hash = HashKind::Blake3.of(bytes);
+        let pointer = pointer_of(&pool, path);
+        let rest = hash.hash[8..].try_into().ok();
+        let kept = PartHash { rest, ..hash.into() };
+        let (sector, offset) = (pointer.sector().unwrap(), pointer.part_offset);
+        let part = PartContent { offset, len: pointer.len, hash: kept };
+        txn.insert(TreeId::Refs, &part_key(sector, kept.front), &part.encode()).unwrap();
+    }
+    txn.commit(Durability::Durable).unwrap();
+    files.extend(add_copy(&pool, "second"));
+    assert_eq!(pool.index_stats().unwrap().segments_read, 0);
+}
+
+/// Returns the pointer of a file with one record.
+fn pointer_of(pool: &Pool, path: &[u8]) -> Pointer {
+    let mut found = pointers_at(pool, path);
+    assert_eq!(found.len(), 1);
+    found.remove(0)
+}
+
+/// Makes the front of the hash of `bytes` lead to another part.
+fn lead_astray(pool: &Pool, bytes: &[u8], to: &Pointer) {
+    let hash = PartHash::from(HashKind::Blake3.of(bytes));
+    let part = PartContent { offset: to.part_offset, len: to.len, hash };
+    let mut txn = pool.store().begin(Default::default()).unwrap();
+    let key = part_key(to.sector().unwrap(), hash.front);
+    txn.insert(TreeId::Refs, &key, &part.encode()).unwrap();
+    txn.commit(Durability::Durable).unwrap();
+}
+
+#[test]
+fn an_equal_front_of_a_hash_proves_nothing() {
+    for dedup in ["on", "verify"] {
+        let (device, pool, mut files) = with_segments(&[(Property::Dedup, dedup)]);
+        let to = pointer_of(&pool, &files[3].0);
+        let other = Rng(99).text(to.len as usize);
+        lead_astray(&pool, &other, &to);
+        for (n, pool) in [pool, open(&device)].iter().enumerate() {
+            let path = format!("other{n}").into_bytes();
+            // Twice: the second time, the hashes of the segment are in memory.
+            for path in [path.clone(), [&path[..], b"again"].concat()] {
+                put(pool, &path, &other);
+                assert!(!pointer_of(pool, &path).is_part());
+                files.push((path, other.clone()));
+            }
+            // In its own slot as well.
+            let path = format!("copy{n}").into_bytes();
+            put(pool, &path, &files[3].1);
+            assert!(pointer_of(pool, &path).is_part());
+            let file = file_at(pool, &path);
+            file.write_at(&other, 0).unwrap();
+            file.commit(Durability::Durable).unwrap();
+            files.push((path, other.clone()));
+            assert_holds(pool, &files);
+            pool.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_segment_is_read_once_to_prove_its_parts() {
+    let properties = [(Property::Dedup, "on"), (Property::Chunking, "fixed")];
+    let (device, pool, mut files) = with_segments(&properties);
+    files.extend(add_copy(&pool, "second"));
+    files.extend(add_copy(&pool, "third"));
+    let stats = pool.index_stats().unwrap();
+    assert_eq!(stats.segments_read, 1);
+    assert!(stats.part_hash_bytes > 32 * FILE_COUNT as u64 && stats.hits > 0, "{stats:?}");
+    assert!(stats.memory_bytes() >= stats.part_hash_bytes);
+    pool.close().unwrap();
+    // Other content costs nothing.
+    let pool = open(&device);
+    put(&pool, b"other", &Rng(100).text(FILE_LEN));
+    assert_eq!(pool.index_stats().unwrap().segments_read, 0);
+    assert_holds(&pool, &files);
+}
+
+/// Another segment at the same place is not taken for the one whose hashes are in memory.
+#[test]
+fn a_segment_where_another_was_is_read_again() {
+    let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+    pool.edit(0, |edit| {
+        let like = Attributes::new(Kind::Directory, ROOT);
+        edit.create(ROOT, b"a", &like)?;
+        edit.create(ROOT, b"b", &like).map(drop)
+    })
+    .unwrap();
+    let mut places = Vec::new();
+    for round in 0..6 {
+        let (files, copies) = (family_of(round, "a"), family_of(round, "b"));
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        optimize(&pool, GOAL);
+        places.push(pointer_of(&pool, &files[0].0).sector().unwrap());
+        copies.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        assert!(copies.iter().all(|(path, _)| pointer_of(&pool, path).is_part()), "{round}");
+        let all = [files, copies].concat();
+        assert_holds(&pool, &all);
+        remove(&pool, &all);
+    }
+    let all = places.len();
+    places.sort_unstable();
+    places.dedup();
+    assert!(places.len() < all, "no place was used twice");
+}
+
+#[test]
+fn what_a_damaged_segment_holds_is_stored_again() {
+    let (device, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    let at = pointer_of(&pool, &files[0].0).sector().unwrap().0 << 9;
+    pool.close().unwrap();
+    let mut byte = [0];
+    device.read_at(&mut byte, at + 100).unwrap();
+    device.write_at(&[byte[0] ^ 1], at + 100).unwrap();
+    let pool = open(&device);
+    put(&pool, b"again", &files[1].1);
+    assert!(!pointer_of(&pool, b"again").is_part());
+    let mut found = vec![0; files[1].1.len()];
+    file_at(&pool, b"again").read_at(&mut found, 0).unwrap();
+    assert!(found == files[1].1);
 }
 
 #[test]

@@ -449,6 +449,9 @@ impl Source for Seen<'_> {
     ) -> Result<Option<Sector>> {
         either!(self, it => it.find_content(hash, accept))
     }
+    fn content_at(&mut self, sector: Sector, hash: &ContentHash) -> Result<Option<Pointer>> {
+        either!(self, it => it.content_at(sector, hash))
+    }
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
         either!(self, it => it.refs(sector))
     }

@@ -172,7 +172,7 @@ impl Txn {
         let moved = Refs { birth, content: content.clone(), whole: None, ..refs.clone() };
         self.set_refs(to, &moved)?;
         match content {
-            Some((hash, _)) => self.note_content(&hash, to),
+            Some((hash, _)) => self.index_insert(hash.prefix(), to),
             None => self.copy_part_contents(from, pointer),
         }
     }

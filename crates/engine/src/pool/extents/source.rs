@@ -27,6 +27,8 @@ pub(in crate::pool) trait Source {
         hash: &ContentHash,
         accept: &mut Accept<'_>,
     ) -> Result<Option<Sector>>;
+    /// Returns the pointer to content with this hash in the extent at a sector.
+    fn content_at(&mut self, sector: Sector, hash: &ContentHash) -> Result<Option<Pointer>>;
     /// Returns the reference count and contents of the extent at a sector.
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>>;
     /// Sets the memory that the content index may take, in bytes.
@@ -84,6 +86,9 @@ impl Source for Committed<'_> {
     ) -> Result<Option<Sector>> {
         self.store.find_content(self.state, hash, accept)
     }
+    fn content_at(&mut self, sector: Sector, hash: &ContentHash) -> Result<Option<Pointer>> {
+        self.store.content_at(self.state, sector, hash)
+    }
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
         self.store.refs_in(self.state, sector)
     }
@@ -127,6 +132,9 @@ impl Source for Txn {
         accept: &mut Accept<'_>,
     ) -> Result<Option<Sector>> {
         Txn::find_content(self, hash, accept)
+    }
+    fn content_at(&mut self, sector: Sector, hash: &ContentHash) -> Result<Option<Pointer>> {
+        Txn::content_at(self, sector, hash)
     }
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
         Txn::refs(self, sector)

@@ -308,9 +308,8 @@ impl Optimisation {
             put(&mut txn, part, &whole)?;
         }
         let count = parts.len() as u32;
-        let contents: Vec<PartContent> = parts.iter().filter_map(|part| part.found()).collect();
         if !placed.is_part()
-            && let [PartContent { hash, .. }, ..] = contents[..]
+            && let Some(hash) = parts.iter().find_map(|part| part.content)
         {
             txn.add_content(&placed, hash)?;
         }
@@ -318,6 +317,7 @@ impl Optimisation {
             txn.count_parts(&placed, count)?;
         }
         if placed.is_part() {
+            let contents: Vec<_> = parts.iter().filter_map(|part| part.found()).collect();
             txn.add_part_contents(&placed, &contents)?;
         }
         let is_inflated = segment.compressed.inflated.is_some();
@@ -378,7 +378,8 @@ impl Part {
 
     /// Returns by what it is to be found.
     fn found(&self) -> Option<PartContent> {
-        self.content.map(|hash| PartContent { offset: self.offset, len: self.piece.len, hash })
+        let Part { offset, piece, .. } = self;
+        self.content.map(|hash| PartContent { offset: *offset, len: piece.len, hash: hash.into() })
     }
 
     /// Returns its pointer to the segment.

@@ -109,6 +109,12 @@ impl Source for Reader<'_> {
             Reader::Kept(kept) => kept.find_content(hash, accept),
         }
     }
+    fn content_at(&mut self, sector: Sector, hash: &ContentHash) -> Result<Option<Pointer>> {
+        match self {
+            Reader::Live(txn) => Source::content_at(*txn, sector, hash),
+            Reader::Kept(kept) => kept.content_at(sector, hash),
+        }
+    }
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
         match self {
             Reader::Live(txn) => Source::refs(*txn, sector),

@@ -26,7 +26,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{ContentHash, HashKind};
 use crate::store::trees::TreeId;
-use crate::store::{Encoding, Txn, refs};
+use crate::store::{Encoding, Txn};
 use crate::units::Sector;
 
 /// Where the bytes of a job may already be stored.
@@ -96,7 +96,7 @@ fn find(
 ) -> Result<()> {
     let own = overwritten(source, target, job)?.and_then(|old| old.pointer.sector());
     if let Some(sector) = own
-        && let Some(pointer) = content_at(source, sector, hash)?
+        && let Some(pointer) = source.content_at(sector, hash)?
     {
         if serves(target, job, &pointer, true) {
             plan.known = Known::At(sector);
@@ -143,15 +143,6 @@ fn is_known_dictionary(source: &mut impl Source, number: u32) -> Result<bool> {
     Ok(number == 0 || source.get(TreeId::Dictionaries, &dictionary_key(number))?.is_some())
 }
 
-/// Returns the pointer to the content at a sector if the hash still matches.
-fn content_at(
-    source: &mut impl Source,
-    sector: Sector,
-    hash: &ContentHash,
-) -> Result<Option<Pointer>> {
-    refs::content_at(&mut |key| source.get(TreeId::Refs, key), sector, hash)
-}
-
 /// Returns the record that a job replaces, if it has the same slot.
 pub(in crate::pool) fn overwritten(
     source: &mut impl Source,
@@ -181,7 +172,7 @@ pub(in crate::pool) fn share(
     hash: &ContentHash,
     sector: Sector,
 ) -> Result<Shared> {
-    let Some(found) = content_at(txn, sector, hash)?.filter(|found| {
+    let Some(found) = txn.content_at(sector, hash)?.filter(|found| {
         // Other content may be there by now.
         serves(target, job, found, false)
     }) else {

@@ -13,8 +13,8 @@ use crate::store::format::superblock::{
     FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_GENERATIONS,
     FEATURE_INFLATED, FEATURE_LZMA, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
     FEATURE_PARTS_BY_CONTENT, FEATURE_PASSING, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
-    FEATURE_ROOTS, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
-    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED,
+    FEATURE_ROOTS, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SHORT_PART_HASHES,
+    FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -43,7 +43,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 21] = [
+const KNOWN: [(Set, u64, &str); 22] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -65,6 +65,7 @@ const KNOWN: [(Set, u64, &str); 21] = [
     (Set::Incompat, FEATURE_TRANSFORMED, "transformed"),
     (Set::Incompat, FEATURE_LZMA, "lzma"),
     (Set::Incompat, FEATURE_DIFFERENCES, "differences"),
+    (Set::Incompat, FEATURE_SHORT_PART_HASHES, "short-part-hashes"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -5,8 +5,13 @@
 //!                    stored len u32; with a hash also: hash of the content, 32 bytes, pointer;
 //!                    if parts can be found by their content: pointer to the whole segment
 //! sector u64 BE, front of the hash u64 BE
-//!                 -> offset u32, len u32, hash kind u8, 3 zero bytes, rest of the hash, 24 bytes
+//!                 -> offset u32, len u32, hash kind u8, 3 zero bytes, and in older pools the rest
+//!                    of the hash, 24 bytes
 //! ```
+//!
+//! Hashes do not compress, and whole ones took more than all names of a tree of small files. So of
+//! a part only the front is kept: enough to find it. What is found counts once its bytes have been
+//! hashed again (see [`crate::store::sharing::content`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -124,8 +129,35 @@ pub struct PartContent {
     pub offset: u32,
     /// How many there are.
     pub len: u32,
-    /// Their hash.
-    pub hash: ContentHash,
+    /// What is kept of their hash.
+    pub hash: PartHash,
+}
+
+/// What the entry of a part keeps of a hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartHash {
+    /// The function that made it.
+    pub kind: HashKind,
+    /// Its first 8 bytes, big-endian.
+    pub front: u64,
+    /// The others, if they are kept.
+    pub rest: Option<[u8; CONTENT_HASH_LEN - FRONT_LEN]>,
+}
+
+impl PartHash {
+    /// Whether it is of a given hash; `None` if what is kept of it cannot tell.
+    pub(in crate::store) fn is_of(&self, hash: &ContentHash) -> Option<bool> {
+        if (self.kind, self.front) != (hash.kind, hash.prefix()) {
+            return Some(false);
+        }
+        self.rest.map(|rest| rest == hash.hash[FRONT_LEN..])
+    }
+}
+
+impl From<ContentHash> for PartHash {
+    fn from(hash: ContentHash) -> PartHash {
+        PartHash { kind: hash.kind, front: hash.prefix(), rest: None }
+    }
 }
 
 /// An entry of the tree, and the sector that it belongs to.
@@ -208,13 +240,8 @@ impl Refs {
     }
 }
 
-/// Returns the key of the part with this content of the segment at a sector.
-pub fn part_key(sector: Sector, hash: &ContentHash) -> [u8; 16] {
-    key_of_part(sector, hash.prefix())
-}
-
-/// Returns the key of a part by the front of its hash.
-pub(in crate::store) fn key_of_part(sector: Sector, front: u64) -> [u8; 16] {
+/// Returns the key of the part whose hash begins with `front`, of the segment at a sector.
+pub fn part_key(sector: Sector, front: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&sector.0.to_be_bytes());
     key[8..].copy_from_slice(&front.to_be_bytes());
@@ -230,19 +257,22 @@ impl PartContent {
         f.u32(self.len);
         f.u8(self.hash.kind as u8);
         f.zeros(3);
-        f.bytes(&self.hash.hash[FRONT_LEN..]);
+        if let Some(rest) = &self.hash.rest {
+            f.bytes(rest);
+        }
         out
     }
 
-    fn decode(front: [u8; FRONT_LEN], value: &[u8]) -> Option<PartContent> {
+    fn decode(front: u64, value: &[u8]) -> Option<PartContent> {
         let mut f = FieldReader(value);
         let (offset, len) = (f.u32()?, f.u32()?);
         let kind = HashKind::from_stored(f.u8()?)?;
         f.zeros(3)?;
-        let mut hash = [0; CONTENT_HASH_LEN];
-        hash[..FRONT_LEN].copy_from_slice(&front);
-        hash[FRONT_LEN..].copy_from_slice(f.bytes(CONTENT_HASH_LEN - FRONT_LEN)?);
-        f.0.is_empty().then_some(PartContent { offset, len, hash: ContentHash { kind, hash } })
+        let rest = match f.0 {
+            [] => None,
+            rest => Some(rest.try_into().ok()?),
+        };
+        Some(PartContent { offset, len, hash: PartHash { kind, front, rest } })
     }
 }
 
@@ -279,7 +309,7 @@ pub fn parse_refs_entry(key: &[u8], value: &[u8]) -> Result<RefsEntry> {
     else {
         return parse_refs(key, value).map(|(sector, refs)| RefsEntry::Extent(sector, refs));
     };
-    let front = front.try_into().ok();
+    let front = front.try_into().map(u64::from_be_bytes).ok();
     let part = front.and_then(|front| PartContent::decode(front, value));
     let part = part.map(|part| RefsEntry::Part(Sector(u64::from_be_bytes(*sector)), part));
     part.ok_or_else(|| {

@@ -106,6 +106,8 @@ pub const FEATURE_TRANSFORMED: u64 = 1 << 18;
 pub const FEATURE_LZMA: u64 = 1 << 19;
 /// Segments may be stored as differences from others.
 pub const FEATURE_DIFFERENCES: u64 = 1 << 20;
+/// Of the hash of a part of a segment, only the front may be kept.
+pub const FEATURE_SHORT_PART_HASHES: u64 = 1 << 21;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -127,7 +129,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_INFLATED
     | FEATURE_TRANSFORMED
     | FEATURE_LZMA
-    | FEATURE_DIFFERENCES;
+    | FEATURE_DIFFERENCES
+    | FEATURE_SHORT_PART_HASHES;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

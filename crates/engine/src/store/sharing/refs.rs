@@ -13,11 +13,11 @@
 use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{
-    ContentHash, PartContent, Refs, RefsEntry, key_of_part, parse_refs, parse_refs_entry, part_key,
+    ContentHash, PartContent, Refs, RefsEntry, parse_refs, parse_refs_entry, part_key,
 };
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::{
-    FEATURE_PARTS_BY_CONTENT, FEATURE_SEGMENTS, FEATURE_SHARED,
+    FEATURE_PARTS_BY_CONTENT, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SHORT_PART_HASHES,
 };
 use crate::store::format::trees::TreeId;
 use crate::store::txn::{Owner, Txn};
@@ -34,30 +34,6 @@ impl Store {
         let value = tree.get(&mut &*self, &key)?;
         value.map(|value| parse_refs(&key, &value).map(|(_, refs)| refs)).transpose()
     }
-}
-
-/// Returns the value of a key of the refs tree.
-pub type Get<'a> = dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>> + 'a;
-
-/// Returns the pointer to content with this hash at a sector, to a part of a segment if the content
-/// is one.
-pub fn content_at(
-    get: &mut Get<'_>,
-    sector: Sector,
-    hash: &ContentHash,
-) -> Result<Option<Pointer>> {
-    let key = space_key(sector);
-    let Some(value) = get(&key)? else { return Ok(None) };
-    let (_, refs) = parse_refs(&key, &value)?;
-    if refs.whole.is_none() {
-        return Ok(refs.content_of(sector, hash).cloned());
-    }
-    let key = part_key(sector, hash);
-    let Some(value) = get(&key)? else { return Ok(None) };
-    Ok(match parse_refs_entry(&key, &value)? {
-        RefsEntry::Part(_, part) if part.hash == *hash => refs.pointer_to(sector, &part),
-        _ => None,
-    })
 }
 
 impl Txn {
@@ -101,7 +77,7 @@ impl Txn {
         let Place::Extent { sector, .. } = pointer.place else { return Ok(()) };
         let content = Some((hash, Pointer { span_log2: 0, ..pointer.clone() }));
         self.set_refs(sector, &Refs { content, ..Refs::one(pointer) })?;
-        self.note_content(&hash, sector)
+        self.index_insert(hash.prefix(), sector)
     }
 
     /// Makes an extent no longer findable by its content.
@@ -135,7 +111,7 @@ impl Txn {
         if refs.whole.is_none() {
             // Only damage leaves entries of an earlier segment here; the new one would make them
             // count.
-            let (from, to) = (key_of_part(sector, 0), space_key(Sector(sector.0 + 1)));
+            let (from, to) = (part_key(sector, 0), space_key(Sector(sector.0 + 1)));
             for (key, _) in self.range(TreeId::Refs, &from, &to, usize::MAX)? {
                 self.remove(TreeId::Refs, &key)?;
             }
@@ -144,10 +120,13 @@ impl Txn {
         let whole = Pointer { len, part_offset, span_log2: 0, ..part.clone() };
         self.set_refs(sector, &Refs { whole: Some(whole), ..refs })?;
         for content in contents {
-            let key = part_key(sector, &content.hash);
+            let key = part_key(sector, content.hash.front);
             if self.get(TreeId::Refs, &key)?.is_none() {
+                if content.hash.rest.is_none() {
+                    self.core.incompat |= FEATURE_SHORT_PART_HASHES;
+                }
                 self.insert(TreeId::Refs, &key, &content.encode())?;
-                self.note_content(&content.hash, sector)?;
+                self.index_insert(content.hash.front, sector)?;
             }
         }
         Ok(())
@@ -233,7 +212,7 @@ impl Txn {
             Some(refs) => {
                 if refs.whole.is_some() {
                     for part in self.part_contents(run.start)? {
-                        self.remove(TreeId::Refs, &part_key(run.start, &part.hash))?;
+                        self.remove(TreeId::Refs, &part_key(run.start, part.hash.front))?;
                     }
                 }
                 let old = self.remove(TreeId::Refs, &space_key(run.start))?;

@@ -16,7 +16,7 @@ use crate::pool::{
 };
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::refs::{RefsEntry, parse_refs_entry};
+use crate::store::format::refs::{PartHash, RefsEntry, parse_refs_entry};
 use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
@@ -250,7 +250,8 @@ impl Model {
                     let refs = segment.as_ref().expect("the entry of the segment comes first");
                     let pointer = refs.pointer_to(sector, &part).expect("it is inside");
                     let found = pool.store().read(&pointer)?;
-                    assert_eq!(part.hash.kind.of(found.as_slice()), part.hash, "{}", self.label);
+                    let hash = PartHash::from(part.hash.kind.of(found.as_slice()));
+                    assert_eq!(part.hash, hash, "{}", self.label);
                 }
             }
             Ok(())

@@ -17,7 +17,7 @@ use super::table::Entry;
 use super::{Index, RUN_COUNT_MIN, findable};
 use crate::error::Result;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::refs::{key_of_part, parse_refs, parse_refs_entry};
+use crate::store::format::refs::{parse_refs, parse_refs_entry, part_key};
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::FEATURE_PARTS_BY_CONTENT;
 use crate::store::format::trees::TreeId;
@@ -324,7 +324,7 @@ impl Txn {
     /// Whether the refs tree still has content with this front at this sector.
     fn is_current(&mut self, (prefix, sector): Entry) -> Result<bool> {
         let key = space_key(Sector(sector));
-        if self.get(TreeId::Refs, &key_of_part(Sector(sector), prefix))?.is_some() {
+        if self.get(TreeId::Refs, &part_key(Sector(sector), prefix))?.is_some() {
             return Ok(true);
         }
         let Some(value) = self.get(TreeId::Refs, &key)? else { return Ok(false) };
@@ -444,8 +444,8 @@ impl Store {
                 is_whole = found.len() < SCAN_COUNT;
                 count += found.len();
                 for (key, value) in found {
-                    if let Some((hash, sector)) = findable(parse_refs_entry(&key, &value)?) {
-                        txn.note_content(&hash, sector)?;
+                    if let Some((front, sector)) = findable(parse_refs_entry(&key, &value)?) {
+                        txn.index_insert(front, sector)?;
                     }
                     from = key;
                     from.push(0);

@@ -8,6 +8,7 @@
 //! table     new entries, in memory; when full it becomes a run
 //! runs      sorted, in the pool (see `runs.rs`), with filters in memory; similar sizes are merged
 //! nearby    a small cache of entries near the last hits, since they were written together
+//! parts     hashes of parts of segments, of which the refs tree has only the front
 //! ```
 //!
 //! The filters stop a hash that is new, and one of a stream of known hashes is mostly found nearby:
@@ -41,9 +42,9 @@ use self::runs::Run;
 use self::table::{Nearby, Table};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::refs::{ContentHash, Refs, RefsEntry, parse_refs_entry, part_key};
-use crate::store::format::space::space_key;
+use crate::store::format::refs::{ContentHash, RefsEntry, parse_refs_entry};
 use crate::store::format::trees::TreeId;
+use crate::store::sharing::content::{Candidate, Match, PartHashes, match_at, proves};
 use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::txn::Txn;
@@ -60,6 +61,8 @@ const MEMORY_DEFAULT: u64 = 256 << 20;
 /// rest.
 const TABLE_PART: u64 = 8;
 const NEARBY_PART: u64 = 32;
+/// The share that hashes of parts of segments may take once there are any.
+const PART_HASHES_PART: u64 = 8;
 /// More slots of either would make nothing faster.
 const TABLE_SLOTS_MAX: u64 = 1 << 19;
 const NEARBY_SLOTS_MAX: u64 = 1 << 16;
@@ -98,7 +101,7 @@ impl Reader for Txn {
 }
 
 /// A committed state as a [`Reader`].
-struct Committed<'a>(&'a Store, &'a State);
+pub(super) struct Committed<'a>(pub &'a Store, pub &'a State);
 
 impl Reader for Committed<'_> {
     fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
@@ -108,15 +111,25 @@ impl Reader for Committed<'_> {
         self.1.trees[tree].range(&mut self.0, from, to, limit)
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
-        self.0.read(pointer)
+        self.0.read_of(Some(self.1), pointer)
     }
     fn read_once(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
-        self.0.read_uncached(pointer)
+        self.0.read_uncached_of(Some(self.1), pointer)
     }
 }
 
 /// Decides whether a match can be used, given its sector and the pointer to its content.
 pub type Accept<'a> = dyn FnMut(Sector, &Pointer) -> bool + 'a;
+
+/// What a look-up found.
+enum Found {
+    /// Nothing that is accepted.
+    Nothing,
+    /// The content, at this sector.
+    At(Sector),
+    /// A part that may be it.
+    Candidate(Candidate),
+}
 
 /// The part of the index that is in memory.
 #[derive(Debug)]
@@ -124,6 +137,7 @@ pub(in crate::store) struct Index {
     memory: u64,
     table: Table,
     nearby: Nearby,
+    pub(super) part_hashes: PartHashes,
     /// The runs, newest first.
     runs: Vec<Run>,
     /// The root of the tree that holds the runs; `None` if they must be read again.
@@ -147,6 +161,7 @@ impl Default for Index {
             memory: MEMORY_DEFAULT,
             table: Table::default(),
             nearby: Nearby::default(),
+            part_hashes: PartHashes::default(),
             runs: Vec::new(),
             root: None,
             known: Txg(0),
@@ -159,11 +174,12 @@ impl Default for Index {
     }
 }
 
-/// Returns the content that an entry of the refs tree makes findable, and its sector.
-fn findable(entry: RefsEntry) -> Option<(ContentHash, Sector)> {
+/// Returns the front of the hash by which an entry of the refs tree makes content findable, and its
+/// sector.
+fn findable(entry: RefsEntry) -> Option<(u64, Sector)> {
     match entry {
-        RefsEntry::Extent(sector, refs) => refs.content.map(|(hash, _)| (hash, sector)),
-        RefsEntry::Part(sector, part) => Some((part.hash, sector)),
+        RefsEntry::Extent(sector, refs) => refs.content.map(|(hash, _)| (hash.prefix(), sector)),
+        RefsEntry::Part(sector, part) => Some((part.hash.front, sector)),
     }
 }
 
@@ -181,10 +197,19 @@ impl Index {
         power_below((self.memory / NEARBY_PART / 16).min(NEARBY_SLOTS_MAX))
     }
 
+    /// How many hashes of parts of segments may be kept.
+    pub(super) fn part_hash_count_max(&self) -> usize {
+        (self.memory / PART_HASHES_PART / PartHashes::PART_LEN) as usize
+    }
+
+    pub(super) fn count_segment_read(&mut self) {
+        self.counts.segments_read += 1;
+    }
+
     /// The memory that the filters may use, in bytes.
     fn filter_memory_max(&self) -> u64 {
         let others = (self.table_slots() + self.nearby_slots()) as u64 * 16;
-        self.memory.saturating_sub(others)
+        self.memory.saturating_sub(others + self.memory / PART_HASHES_PART)
     }
 
     fn run_entries(&self) -> u64 {
@@ -211,21 +236,22 @@ impl Index {
         self.root = None;
     }
 
-    /// Finds content. `accept` chooses among the places that hold it.
+    /// Finds content. `accept` chooses among the places that hold it, and `proven` are the
+    /// candidates that were looked at already.
     fn find(
         &mut self,
         reader: &mut impl Reader,
         hash: &ContentHash,
         accept: &mut Accept<'_>,
-    ) -> Result<Option<Sector>> {
+        proven: &[(Candidate, bool)],
+    ) -> Result<Found> {
         let prefix = hash.prefix();
-        self.counts.look_ups += 1;
         let near = self.nearby.get(prefix);
         let new = self.table.get(prefix).filter(|sector| Some(*sector) != near);
         for sector in [near, new].into_iter().flatten() {
-            if self.is_at(reader, hash, sector, accept, false)? {
-                self.counts.hits += 1;
-                return Ok(Some(sector));
+            match self.is_at(reader, hash, sector, accept, proven, false)? {
+                Found::Nothing => {}
+                found => return Ok(found),
             }
         }
         let mut was_read = false;
@@ -245,17 +271,16 @@ impl Index {
             let Some(sector) = found.filter(|sector| ![near, new].contains(&Some(*sector))) else {
                 continue;
             };
-            if self.is_at(reader, hash, sector, accept, true)? {
-                self.counts.hits += 1;
-                return Ok(Some(sector));
+            match self.is_at(reader, hash, sector, accept, proven, true)? {
+                Found::Nothing => {}
+                found => return Ok(found),
             }
         }
-        self.counts.misses += 1;
         self.counts.filter_stops += u64::from(!was_read && !self.runs.is_empty());
-        Ok(None)
+        Ok(Found::Nothing)
     }
 
-    /// Whether the refs tree has this content at a sector, and `accept` takes it. With
+    /// Looks whether the refs tree has this content at a sector, and `accept` takes it. With
     /// `look_around`, entries near it are remembered.
     fn is_at(
         &mut self,
@@ -263,44 +288,40 @@ impl Index {
         hash: &ContentHash,
         sector: Sector,
         accept: &mut Accept<'_>,
+        proven: &[(Candidate, bool)],
         look_around: bool,
-    ) -> Result<bool> {
-        let key = space_key(sector);
-        let entry = reader.floor(TreeId::Refs, &key)?.filter(|entry| entry.key() == key);
-        let Some(entry) = entry else {
-            self.counts.stale += 1;
-            return Ok(false);
+    ) -> Result<Found> {
+        let (matched, entry) = match_at(reader, sector, hash)?;
+        let is_accepted = match matched.pointer() {
+            // What is not accepted need not be proven.
+            Some(pointer) if !accept(sector, pointer) => return Ok(Found::Nothing),
+            pointer => pointer.is_some(),
         };
-        let refs = Refs::decode(entry.value());
-        let (mut pointer, mut entry) = (None, entry);
-        if let Some(refs) = refs {
-            pointer = refs.content_of(sector, hash).cloned();
-            let key = part_key(sector, hash);
-            if refs.whole.is_some()
-                && let Some(found) = reader.floor(TreeId::Refs, &key)?
-                && found.key() == key
-                && let Ok(RefsEntry::Part(_, part)) = parse_refs_entry(&key, found.value())
-                && part.hash == *hash
-            {
-                pointer = refs.pointer_to(sector, &part);
-                entry = found;
+        let is_there = match matched {
+            Match::No | Match::Yes(_) => is_accepted,
+            Match::Maybe(candidate) => {
+                let known = self.part_hashes.get(&candidate).map(|found| found == *hash);
+                let proof = || proven.iter().find(|(other, _)| *other == candidate);
+                match known.or_else(|| proof().map(|(_, is_there)| *is_there)) {
+                    Some(is_there) => is_there,
+                    None => return Ok(Found::Candidate(candidate)),
+                }
             }
-        }
-        let Some(pointer) = pointer else {
-            self.counts.stale += 1;
-            return Ok(false);
         };
-        let is_accepted = accept(sector, &pointer);
-        if is_accepted && look_around {
+        if !is_there {
+            self.counts.stale += 1;
+            return Ok(Found::Nothing);
+        }
+        if let Some(entry) = entry.filter(|_| look_around) {
             let slots = self.nearby_slots();
             for (key, value) in entry.leaf_entries() {
                 let found = parse_refs_entry(key, value).ok().and_then(findable);
-                if let Some((hash, sector)) = found {
-                    self.nearby.insert(hash.prefix(), sector, slots);
+                if let Some((front, sector)) = found {
+                    self.nearby.insert(front, sector, slots);
                 }
             }
         }
-        Ok(is_accepted)
+        Ok(Found::At(sector))
     }
 
     /// Loads the runs of a state, keeping filters that are already in memory.
@@ -355,6 +376,30 @@ impl Index {
     }
 }
 
+/// Finds content, and proves what the index alone cannot tell without its lock.
+fn look_up(
+    store: &Store,
+    reader: &mut impl Reader,
+    hash: &ContentHash,
+    accept: &mut Accept<'_>,
+) -> Result<Option<Sector>> {
+    let mut proven = Vec::new();
+    loop {
+        let found = store.index().find(reader, hash, accept, &proven)?;
+        let at = match found {
+            Found::Candidate(candidate) => {
+                let is_there = proves(store, reader, &candidate, hash)?;
+                proven.push((candidate, is_there));
+                continue;
+            }
+            Found::At(sector) => Some(sector),
+            Found::Nothing => None,
+        };
+        store.index().counts.end_look_up(at.is_some());
+        return Ok(at);
+    }
+}
+
 impl Store {
     pub(in crate::store) fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
@@ -372,7 +417,7 @@ impl Store {
         hash: &ContentHash,
         accept: &mut Accept<'_>,
     ) -> Result<Option<Sector>> {
-        self.index().find(&mut Committed(self, state), hash, accept)
+        look_up(self, &mut Committed(self, state), hash, accept)
     }
 
     /// Returns what the index holds, uses and has done.
@@ -394,20 +439,10 @@ impl Txn {
     ) -> Result<Option<Sector>> {
         self.ready_index()?;
         let store = Arc::clone(&self.core.store);
-        let mut index = store.index();
-        index.find(self, hash, accept)
+        look_up(&store, self, hash, accept)
     }
 
-    /// Makes content at a sector findable.
-    pub(in crate::store) fn note_content(
-        &mut self,
-        hash: &ContentHash,
-        sector: Sector,
-    ) -> Result<()> {
-        self.index_insert(hash.prefix(), sector)
-    }
-
-    /// Like [`Txn::note_content`], by the front of the hash alone.
+    /// Makes content at a sector findable by the front of its hash.
     #[doc(hidden)]
     pub fn index_insert(&mut self, prefix: u64, sector: Sector) -> Result<()> {
         let store = Arc::clone(&self.core.store);
@@ -479,11 +514,11 @@ impl Txn {
                     return Ok(());
                 };
                 let found = parse_refs_entry(key, value).ok().and_then(findable);
-                let Some((hash, sector)) = found else { return Ok(()) };
+                let Some((front, sector)) = found else { return Ok(()) };
                 if index.table.is_full(index.table_slots()) {
                     self.flush_table(index)?;
                 }
-                index.table.insert(hash.prefix(), sector);
+                index.table.insert(front, sector);
                 index.counts.caught_up += 1;
                 Ok(())
             })?;

@@ -17,6 +17,15 @@ pub(super) struct Counts {
     pub disk_look_ups: u64,
     pub stale: u64,
     pub caught_up: u64,
+    pub segments_read: u64,
+}
+
+impl Counts {
+    pub(super) fn end_look_up(&mut self, is_hit: bool) {
+        self.look_ups += 1;
+        self.hits += u64::from(is_hit);
+        self.misses += u64::from(!is_hit);
+    }
 }
 
 /// What the index holds, uses and has done.
@@ -40,6 +49,8 @@ pub struct IndexStats {
     pub filter_bytes: u64,
     /// The memory used by the cache of nearby entries, in bytes.
     pub nearby_bytes: u64,
+    /// The memory used by hashes of parts of segments, in bytes.
+    pub part_hash_bytes: u64,
     /// Look-ups of this process.
     pub look_ups: u64,
     /// Look-ups that found content to share.
@@ -56,12 +67,14 @@ pub struct IndexStats {
     pub stale: u64,
     /// Entries taken from the refs tree because other processes, or an earlier one, wrote them.
     pub caught_up: u64,
+    /// Segments that were read because the front of a hash led to a part of them.
+    pub segments_read: u64,
 }
 
 impl IndexStats {
     /// The memory used by all of it, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        self.table_bytes + self.filter_bytes + self.nearby_bytes
+        self.table_bytes + self.filter_bytes + self.nearby_bytes + self.part_hash_bytes
     }
 }
 
@@ -94,6 +107,7 @@ pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexSt
         table_bytes: index.table.memory() as u64,
         filter_bytes: index.runs.iter().map(|run| run.memory() as u64).sum(),
         nearby_bytes: index.nearby.memory() as u64,
+        part_hash_bytes: index.part_hashes.memory(),
         look_ups: counts.look_ups,
         hits: counts.hits,
         misses: counts.misses,
@@ -102,5 +116,6 @@ pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexSt
         disk_look_ups: counts.disk_look_ups,
         stale: counts.stale,
         caught_up: counts.caught_up,
+        segments_read: counts.segments_read,
     })
 }
