@@ -93,8 +93,25 @@ fn a_damaged_index_is_made_anew() {
 /// A process takes them from the refs tree as fast.
 #[test]
 fn few_entries_are_not_kept() {
+    few_entries_are_not_kept_of(0);
+}
+
+/// Neither stale entries nor further pointers to the same content count.
+#[test]
+fn few_entries_are_not_kept_if_there_are_many_pointers() {
+    few_entries_are_not_kept_of(8);
+}
+
+fn few_entries_are_not_kept_of(copies: usize) {
     let (device, mut files) = stale_pool(20, 3, 700);
     let pool = open(&device);
+    for n in 0..copies {
+        for (path, bytes) in files[..3].to_vec() {
+            let path = [&path[..], format!("-{n}").as_bytes()].concat();
+            put(&pool, &path, &bytes);
+            files.push((path, bytes));
+        }
+    }
     let root = |pool: &Pool| pool.state().superblock.roots[TreeId::Index].clone();
     assert!(root(&pool).is_some());
     compact(&pool);

@@ -205,7 +205,23 @@ impl Txn {
         self.ready_index()?;
         let index = self.core.store.index();
         let findable = index.kept.findable(self.pointed_max()).min(index.entries());
-        Ok(findable <= RUN_COUNT_MIN as u64)
+        drop(index);
+        if findable <= RUN_COUNT_MIN as u64 {
+            return Ok(true);
+        }
+        // Stale entries may be as many, and pointers more: the refs tree knows.
+        let (mut count, mut from) = (0, Vec::new());
+        while count <= RUN_COUNT_MIN {
+            let found = match self.range(TreeId::Refs, &from, &[0xff; 16], SCAN_COUNT) {
+                Err(error) if error.is_corruption() => return Ok(false),
+                found => found?,
+            };
+            let Some((last, _)) = found.last() else { return Ok(true) };
+            from.clone_from(last);
+            from.push(0);
+            count += found.len();
+        }
+        Ok(false)
     }
 
     /// Removes stale entries from the next part of the index. `prune` keeps how far that is.
