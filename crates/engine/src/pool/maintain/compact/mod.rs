@@ -78,6 +78,9 @@ const TRIM_COUNT: u32 = 4;
 /// How often stretches are emptied and goals tried, if the pool is still longer than one which is
 /// left alone: extents that were moved meanwhile make other holes, into which others fit.
 const ROUND_COUNT: u32 = 3;
+/// How often holes are filled once more though the pool did not get shorter: nodes that found no
+/// room below the goal may lie behind what they left, which was not free yet.
+const REFILL_COUNT: u32 = 4;
 /// More passes than any pool needs without concurrent writes.
 const PASS_COUNT_MAX: u32 = 8 * STRETCH_PART as u32;
 
@@ -150,8 +153,8 @@ pub struct Compaction {
     /// The pass that just ended, and the end of the pool when that pass began.
     last: Option<(Purpose, Sector)>,
     pass_began: Sector,
-    /// Bytes moved before it.
-    moved_before: u64,
+    /// Bytes and nodes moved before it.
+    moved_before: (u64, u64),
     /// The shortest extent that the pass left where it was for lack of room, in sectors.
     shortest_stuck: u64,
     /// What was met so far of what has to stay, and of the rest.
@@ -174,6 +177,7 @@ pub struct Compaction {
     no_room: Option<(Sector, Sector)>,
     passes_left: u32,
     trims_left: u32,
+    refills_left: u32,
     /// How often all of this may be repeated, and the end of the pool when it last began.
     rounds_left: u32,
     round_began: Sector,
@@ -191,7 +195,7 @@ impl Pool {
             report: CompactReport::default(),
             last: None,
             pass_began: Sector(0),
-            moved_before: 0,
+            moved_before: (0, 0),
             shortest_stuck: u64::MAX,
             survey: Survey::default(),
             unusable: None,
@@ -205,6 +209,7 @@ impl Pool {
             no_room: None,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
+            refills_left: REFILL_COUNT,
             rounds_left: ROUND_COUNT - 1,
             round_began: state.superblock.end,
             shared: SharedExtents::default(),
@@ -298,7 +303,11 @@ impl Compaction {
         let state = self.pool.state();
         let room = self.room(&state);
         if !self.has_settled && room.is_short_enough() {
-            self.stage = Stage::Done;
+            // An index that nothing needs is part of what is used.
+            match self.begin_pruning()? {
+                true => self.has_settled = true,
+                false => self.stage = Stage::Done,
+            }
             return Ok(());
         }
         if self.has_settled && room.is_short() {
@@ -324,14 +333,15 @@ impl Compaction {
         }
         let (goal, end) = (room.goal(), room.end);
         self.passes_left = self.passes_left.saturating_sub(1);
-        match self.last {
+        let last = self.last;
+        match last {
             _ if self.passes_left == 0 => return self.end_or_prune(),
             Some((Purpose::Evacuate, _)) => {
                 // What does not fit below the goal gets as close to it as it can.
                 let below = goal.max(self.emptied.to);
                 self.begin_pass(Purpose::Return, tail_from(self.end_before, below));
             }
-            Some((Purpose::Fill, began)) if !room.has_helped(began) && !self.has_filled(&room) => {
+            Some((Purpose::Fill, began)) if !self.may_fill_again(&room, began) => {
                 match self.next_stretch(&state)? {
                     Some((from, to)) => {
                         self.end_before = end;
@@ -416,10 +426,16 @@ impl Compaction {
         Ok(true)
     }
 
-    /// Whether a pass that filled holes moved so much that others may fit where that was.
-    fn has_filled(&self, room: &Room) -> bool {
-        let moved = self.report.moved_bytes - self.moved_before;
-        moved >> room.ashift >= room.least_help()
+    /// Whether a pass that filled holes helped, or moved so much that others may fit where that was.
+    fn may_fill_again(&mut self, room: &Room, began: Sector) -> bool {
+        let (bytes, nodes) = self.moved_before;
+        let moved = self.report.moved_bytes - bytes;
+        if room.has_helped(began) || moved >> room.ashift >= room.least_help() {
+            return true;
+        }
+        let refills = self.refills_left > 0 && self.report.moved_nodes > nodes;
+        self.refills_left -= u32::from(refills);
+        refills
     }
 
     fn is_evacuating(&self) -> bool {
@@ -440,7 +456,7 @@ impl Compaction {
 
     fn begin_pass(&mut self, purpose: Purpose, aim: Aim) {
         self.pass_began = self.pool.state().superblock.end;
-        self.moved_before = self.report.moved_bytes;
+        self.moved_before = (self.report.moved_bytes, self.report.moved_nodes);
         self.shortest_stuck = u64::MAX;
         self.shared = SharedExtents::default();
         self.stage = Stage::Gather { purpose, aim, cursor: Cursor::default() };
