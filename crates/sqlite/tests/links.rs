@@ -36,6 +36,18 @@ fn child_role() {
             }
             run(&db, "commit");
         }
+        "dies" => {
+            let db = open(&path);
+            assert_eq!(rows(&db), 0);
+            common::report("ready");
+            while !common::path_argument(1).exists() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            // The other has begun to wait for the name.
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            run(&db, "insert into t values(7)");
+            std::process::abort();
+        }
         other => panic!("role {other}"),
     }
 }
@@ -264,6 +276,28 @@ fn a_log_beside_another_name_is_not_missed() {
         assert_eq!(seen_from_outside(&inner(&link, is_alone)), "busy");
         assert_eq!(rows(&open(&inner(&path, is_alone))), 1);
         assert_eq!(seen_from_outside(&inner(&link, is_alone)), "free");
+    }
+}
+
+/// Nor is one that a process leaves while another waits for its name of the pool.
+#[test]
+fn a_log_left_while_waiting_for_the_name_is_not_missed() {
+    for is_alone in [true, false] {
+        let (dir, path) = pool(is_alone);
+        let link = dir.path().join("q.hpk");
+        std::fs::hard_link(&path, &link).unwrap();
+        run(&open(&inner(&path, is_alone)), "pragma journal_mode=wal");
+        let signal = dir.path().join("signal");
+        let arguments = [inner(&path, is_alone), signal.clone()];
+        let arguments = arguments.each_ref().map(|path| path.to_string_lossy().into_owned());
+        let mut other = Role::start("dies", &[&arguments[0], &arguments[1]]);
+        other.expect("ready");
+        std::fs::write(&signal, "").unwrap();
+        let seen = common::try_open(&inner(&link, is_alone), "").map(|db| rows(&db));
+        let code = seen.map_err(|error| error.sqlite_error_code());
+        assert_eq!(code, Err(Some(ErrorCode::DatabaseBusy)));
+        let _ = other.wait();
+        assert_eq!(rows(&open(&inner(&path, is_alone))), 1);
     }
 }
 

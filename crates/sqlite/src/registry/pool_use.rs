@@ -101,17 +101,21 @@ impl PoolUse {
     pub fn enter_by(&mut self, path: &Path) -> Result<()> {
         let find_error = |source| Error::Io { action: "find", source };
         let mark = pool_names::mark_of(path).map_err(find_error)?;
-        if let Some(left) = pool_names::companion_of_another_name(path).map_err(find_error)? {
-            let text = format!("the pool has another name with the companion file '{left}'");
-            refusals::refuse(path, Cause::OtherLog, text);
-            return Err(Error::Busy);
-        }
         for _ in 0..NAME_TRY_COUNT {
-            if self.with_entry(|entry| entry.enter_name(mark))?.map_err(lock_error)? {
-                self.name = Some(NameUse(self.user.0));
-                return Ok(());
+            if !self.with_entry(|entry| entry.enter_name(mark))?.map_err(lock_error)? {
+                system::sleep(NAME_TRY_PAUSE);
+                continue;
             }
-            system::sleep(NAME_TRY_PAUSE);
+            let name = NameUse(self.user.0);
+            // Now that nobody can use another name. Who did until a moment ago may have committed
+            // to a log and been killed since.
+            if let Some(left) = pool_names::companion_of_another_name(path).map_err(find_error)? {
+                let text = format!("the pool has another name with the companion file '{left}'");
+                refusals::refuse(path, Cause::OtherLog, text);
+                return Err(Error::Busy);
+            }
+            self.name = Some(name);
+            return Ok(());
         }
         let text = "the pool is in use under another name (a link to it, or it was renamed)";
         refusals::refuse(path, Cause::OtherName, text.into());
