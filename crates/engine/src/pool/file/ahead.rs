@@ -242,7 +242,7 @@ impl File {
         let began = self.adapt.now();
         let (units, jobs): (Vec<_>, Vec<_>) =
             parts.into_iter().map(|part| (part.units, (&target, part.job))).unzip();
-        let mut batch = Batch::prepare(&self.store, jobs, Patience::Endless)?;
+        let mut batch = Batch::prepare(&self.store, jobs, begin)?;
         if settings.auto.is_some() {
             let (how, threads) = (target.settings.compression, self.options.threads);
             self.adapt.learn(how, batch.encoded_len(), threads, began);

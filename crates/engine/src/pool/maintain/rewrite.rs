@@ -197,7 +197,8 @@ impl<'a> Rewrite<'a> {
         }
         let store = self.pool.store();
         let jobs = jobs.into_iter().map(|job| (&self.target, job)).collect();
-        let mut batch = Batch::prepare(store, jobs, limits.patience)?;
+        let begin = &mut |checksum| store.begin_with(checksum, limits.patience);
+        let mut batch = Batch::prepare(store, jobs, begin)?;
         store.make_durable()?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
         entries::check_there(&mut txn, self.target.file)?;

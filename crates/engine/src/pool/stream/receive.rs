@@ -444,7 +444,8 @@ impl<'p> Receive<'p> {
         let jobs = Job::records(start, bytes, span as usize);
         let jobs: Vec<_> = jobs.into_iter().map(|job| (&target, job)).collect();
         let count = jobs.len();
-        let mut batch = Batch::prepare(self.pool.store(), jobs, Patience::Endless)?;
+        let store = self.pool.store();
+        let mut batch = Batch::prepare(store, jobs, &mut |checksum| store.begin(checksum))?;
         let mut txn = self.transaction()?;
         let file = match self.key {
             Some(file) => file,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
 use crate::error::{Error, Result};
-use crate::pool::{Attributes, File, Group, Kind, Pool, ROOT};
+use crate::pool::{Attributes, File, Group, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::test_common::{Rng, create, options, problems, read_all};
 use crate::units::FileId;
@@ -111,6 +111,39 @@ fn changes_are_seen_by_the_next_ones_and_by_others_after_the_commit() {
 
 /// A file that somebody has open keeps its content without a name, whatever becomes of its
 /// directory, and goes when its user is done.
+/// To write ahead takes transactions, also to look something up. Meanwhile others join the group,
+/// which is committed only by who waits.
+#[test]
+fn a_large_write_and_the_group_do_not_wait_for_each_other() {
+    const WRITE_LEN: usize = 1 << 20;
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    drop(create(&device, &[(Property::Dedup, "on")], 1 << 20));
+    let group = Arc::new(Group::new(Pool::open(device, options(1 << 20)).unwrap()));
+    let file = create_in(&group, b"large").unwrap();
+    let (sender, written) = std::sync::mpsc::channel();
+    let writers = Arc::clone(&group);
+    let writer = std::thread::spawn(move || {
+        let mut rng = Rng(3);
+        for at in 0..12 {
+            let bytes = rng.text(WRITE_LEN);
+            writers.write_at(&file, &bytes, (at * WRITE_LEN) as u64, 1).unwrap();
+        }
+        writers.commit(&[file], Durability::Visible).unwrap();
+        sender.send(()).unwrap();
+    });
+    let pause = std::time::Duration::from_millis(1);
+    for number in 0..30_000 {
+        if written.recv_timeout(pause).is_ok() {
+            writer.join().unwrap();
+            group.commit(&[], Durability::Visible).unwrap();
+            assert_eq!(problems(group.pool()).unwrap(), Vec::<String>::new());
+            return;
+        }
+        create_in(&group, format!("{number}").as_bytes()).unwrap();
+    }
+    panic!("it waits for ever");
+}
+
 #[test]
 fn a_file_in_use_outlives_its_name() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());

@@ -16,9 +16,10 @@ use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
 use crate::pool::write::workers::Workers;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Patience, Store, Txn};
+use crate::store::{Durability, Store, Txn};
 use crate::units::{Ashift, FileId, Txg};
 
 /// Encodes jobs of one file on all cores and stores them in order. Returns how many bytes of
@@ -67,18 +68,19 @@ struct Item<'t> {
 
 impl<'t> Batch<'t> {
     /// Looks jobs up in the newest committed state and encodes those that are not stored yet, while
-    /// no transaction is open. Every find is confirmed when it is stored.
+    /// no transaction is open. Every find is confirmed when it is stored. `begin` begins a short
+    /// transaction.
     pub fn prepare(
         store: &Arc<Store>,
         jobs: Vec<(&'t WriteTarget, Job)>,
-        patience: Patience,
+        begin: &mut dyn FnMut(ChecksumKind) -> Result<Txn>,
     ) -> Result<Batch<'t>> {
         let looked_up =
             jobs.iter().find(|(target, job)| target.settings.dedup != Dedup::Off || job.is_counted);
         if let Some((target, _)) = looked_up {
             // Brings the index up to date with writes of others.
             store.set_index_memory(u64::from(target.settings.dedup_memory));
-            let mut txn = store.begin_with(target.settings.checksum, patience)?;
+            let mut txn = begin(target.settings.checksum)?;
             txn.ready_index()?;
             txn.commit(Durability::Visible)?;
         }
