@@ -39,7 +39,8 @@ pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Re
     };
     let is_used_elsewhere = sidecars::is_used_elsewhere(pool_path, &device);
     let (logs, elsewhere) = (logs_beside(pool_path)?, logs_beside_other_names(pool_path)?);
-    if logs.is_empty() && elsewhere.is_empty() && !is_used_elsewhere {
+    let can_list = sidecars::can_list_beside(pool_path);
+    if can_list && logs.is_empty() && elsewhere.is_empty() && !is_used_elsewhere {
         return Ok(());
     }
     let pool = pool_file::open_read_only(pool_path, Some(1))?;
@@ -63,6 +64,10 @@ pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Re
         if is_concerned(&sidecar)? {
             files.push(sidecar.file);
         }
+    }
+    if !can_list {
+        files.extend(sidecars::with_logs(pool_path, &pool, scope)?.into_iter().map(|(it, _)| it));
+        files.sort_unstable();
     }
     files.dedup();
     for file in files {

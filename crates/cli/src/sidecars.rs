@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use hardpack::open_mark;
 use hardpack::pool_names::{is_used_by_another_name, other_names};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::Pool;
+use hardpack_engine::pool::{Kind, Pool};
 use hardpack_engine::{Error, FileId};
 
 use crate::failure::{Code, Reason};
@@ -107,6 +107,35 @@ pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>>
         }
     }
     found.sort_by(|(_, one, _), (_, other, _)| one.cmp(other));
+    Ok(found)
+}
+
+/// Whether the names beside a pool can be listed, so that [`logs_beside`] finds all logs.
+pub fn can_list_beside(pool: &Path) -> bool {
+    let pool = without_link(pool);
+    let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
+    std::fs::read_dir(directory.unwrap_or(Path::new("."))).is_ok()
+}
+
+/// Returns the databases at or below `scope` that have a log or journal beside this name of the
+/// pool that is not empty, with its path. Asks for each file, so it needs no list of the directory.
+pub fn with_logs(path: &Path, pool: &Pool, scope: FileId) -> Result<Vec<(FileId, PathBuf)>, Error> {
+    let mut found = Vec::new();
+    let mut look = |file| {
+        found.extend(sidecar_at(path, pool, file)?.map(|log| (file, log)));
+        Ok::<_, Error>(())
+    };
+    match pool.attributes(scope)?.kind {
+        Kind::Directory => pool.walk(scope, &mut |_, entry, _| {
+            if entry.kind == Kind::File {
+                look(entry.file)?;
+            }
+            Ok(true)
+        })?,
+        _ => look(scope)?,
+    }
+    found.sort();
+    found.dedup();
     Ok(found)
 }
 

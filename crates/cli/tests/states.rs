@@ -92,6 +92,37 @@ fn a_rewind_refuses_logs_of_databases_inside_and_never_plays_them() {
     run(&["check", "-q"], &[&pool]);
 }
 
+/// Whoever may use a pool need not be allowed to list its directory.
+#[test]
+fn logs_are_found_in_a_directory_that_cannot_be_listed() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65_534;
+    let (directory, pool, database) = pool();
+    let before = txg(&pool).to_string();
+    leave_a_log(&database, "DELETE FROM t WHERE a > 1000");
+    for name in names_beside(&pool).iter().chain([&"p.hpk".to_owned()]) {
+        if chown(directory.path().join(name), Some(NOBODY), Some(NOBODY)).is_err() {
+            println!("not tested: this user may not give files away");
+            return;
+        }
+    }
+    let program = directory.path().join("hardpack");
+    copy_program(&program);
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o333)).unwrap();
+    let run_as_nobody = |command: &str, arguments: &[&Path]| {
+        let mut program = std::process::Command::new(&program);
+        program.arg(command).args(arguments).current_dir("/").uid(NOBODY).gid(NOBODY);
+        program.output().unwrap()
+    };
+    let rewind = run_as_nobody("rewind", &[&pool, Path::new(&before)]);
+    assert_eq!(rewind.status.code(), Some(5), "{}", String::from_utf8_lossy(&rewind.stderr));
+    let taken = run_as_nobody("snapshot", &[&pool.join("d@s")]);
+    assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+    run(&["clone"], &[&pool.join("d/app.db@s"), &pool.join("copy.db")]);
+    assert_eq!(rows(&pool.join("copy.db")), 1000);
+}
+
 #[test]
 fn what_comes_back_after_it_was_replaced_comes_without_its_log() {
     for command in ["mv", "ln", "rm", "put"] {

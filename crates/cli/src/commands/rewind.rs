@@ -1,10 +1,11 @@
 //! `hardpack rewind`: makes an older state the newest. Also lists the states for `hardpack check
 //! --states`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hardpack_engine::pool::Pool;
+use hardpack_engine::pool::{Pool, ROOT};
 use hardpack_engine::{Error, Txg};
 use serde_json::{Value, json};
 
@@ -68,13 +69,23 @@ fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
 /// Fails if the log or journal of a database holds changes that are not in the pool: they would be
 /// lost, since SQLite would not apply them to the older state (see `generation.rs` of the engine).
 fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
+    let refuse = |path: &Path| {
+        let text = format!("there is a log or journal next to it, '{}'", text::path(path));
+        Err(Reason::new(Code::InUse, text).hint(
+            "it belongs to the newest state: open and close the database to apply it, or move it away",
+        ))
+    };
+    // The newest state may be damaged. Then its databases cannot be asked for.
+    let hidden = || sidecars::with_logs(&args.pool, pool, ROOT).unwrap_or_default();
+    if !sidecars::can_list_beside(&args.pool)
+        && let Some((_, path)) = hidden().first()
+    {
+        return refuse(path);
+    }
     for (sidecar, path, _) in sidecars::logs_beside_all_names(&args.pool)? {
         let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
         if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
-            let text = format!("there is a log or journal next to it, '{}'", text::path(&path));
-            return Err(Reason::new(Code::InUse, text).hint(
-                "it belongs to the newest state: open and close the database to apply it, or move it away",
-            ));
+            return refuse(&path);
         }
     }
     Ok(())
