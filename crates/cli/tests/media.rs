@@ -85,6 +85,9 @@ fn databases_on_a_read_only_medium() {
     }
     // Its rows would be missed.
     assert_eq!(count("left.hpk"), (3, String::new()));
+    let check = hardpack().args(["check", "--json"]).arg(at.join("left.hpk")).output().unwrap();
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(said.contains("write-ahead log mode"), "{said}");
     let refused = hardpack().arg("sql").arg(at.join("lone.hpk")).arg("delete from t").output();
     let said = String::from_utf8(refused.unwrap().stderr).unwrap();
     assert!(said.contains("readonly") || said.contains("read-only"), "{said}");

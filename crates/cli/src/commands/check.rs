@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
+use crate::pool_file::FileKind;
 use crate::progress::{Progress, Spinner};
-use crate::{contents, pool_file, sidecars, signals, sqlite, text, users};
+use crate::{contents, pool_file, publish, sidecars, signals, sqlite, text, users};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of SQLite's steps between two checks for signals.
@@ -96,6 +97,10 @@ const FOREIGN: [&str; 5] = [
     "no such module",
     "SQL logic error",
 ];
+
+/// Why a database in write-ahead log mode is out of reach where nothing can be written.
+const NO_MEMORY: &str = "it is in write-ahead log mode, for which SQLite makes files beside the \
+                         pool, and cannot";
 
 /// A database in the pool: its name, and the path by which SQLite opens it.
 struct Database {
@@ -261,6 +266,9 @@ fn check_where_it_is(args: &CheckArgs, database: &Database) -> Result<Verdict, R
             Some(_) if sqlite::is_too_long(&path) => {
                 return Ok(Verdict::OutOfReach(sqlite::TOO_LONG.into()));
             }
+            Some(_) if lacks_memory(args, database)? => {
+                return Ok(Verdict::OutOfReach(NO_MEMORY.into()));
+            }
             Some(_) => return Err(reason),
         }
     }
@@ -281,6 +289,15 @@ fn path_now(args: &CheckArgs, file: FileId) -> Result<Option<PathBuf>, Reason> {
         Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether SQLite could not make the shared memory of a database in write-ahead log mode, beside a
+/// pool that others may write to though this process may not.
+fn lacks_memory(args: &CheckArgs, database: &Database) -> Result<bool, Reason> {
+    let pool = pool_file::open_state(&args.pool, None, args.work.threads)?;
+    let memory = sidecars::shared_memory(&args.pool, database.file);
+    let is_wal = pool_file::kind_of(&pool, database.file)? == FileKind::Wal;
+    Ok(is_wal && !memory.exists() && !publish::may_write_in(publish::directory_of(&memory)))
 }
 
 fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result<Verdict, Reason> {
