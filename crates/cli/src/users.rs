@@ -381,7 +381,12 @@ impl Users {
         let name = self.path.file_name().unwrap_or_default().as_bytes();
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let mut found = Vec::new();
-        for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
+        let entries = match fs::read_dir(directory.unwrap_or(Path::new("."))) {
+            // What is left does no harm.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
             let entry = entry?;
             if let Some(sidecar) = sidecar_of(name, entry.file_name().as_bytes()) {
                 found.push((sidecar, entry.path()));

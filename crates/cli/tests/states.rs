@@ -121,6 +121,9 @@ fn logs_are_found_in_a_directory_that_cannot_be_listed() {
     assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
     run(&["clone"], &[&pool.join("d/app.db@s"), &pool.join("copy.db")]);
     assert_eq!(rows(&pool.join("copy.db")), 1000);
+    // And what is left there does not keep a command from telling that it is done.
+    let removed = run_as_nobody("rm", &[&pool.join("first")]);
+    assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
 }
 
 #[test]
