@@ -403,3 +403,18 @@ fn a_pin_beyond_its_limit_keeps_nothing() {
     }
     assert!(given_up > 0, "no space of a given-up state was reused");
 }
+
+/// A pool begins with a state that has no root. Whoever went back to that could use it for nothing.
+#[test]
+fn there_is_no_way_back_to_before_the_root() {
+    let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+    drop(create(&device, &[], 1 << 20));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let states = pool.states(&mut |_, _| {}).unwrap();
+    let first = states.iter().find(|state| state.txg == Txg(1)).expect("the first state");
+    assert!(first.problems.iter().any(|it| it.contains("no root")), "{:?}", first.problems);
+    let refused = pool.rewind(Txg(1), &mut |_| {}).unwrap_err();
+    assert!(refused.to_string().contains("no root"), "{refused}");
+    pool.rewind(states[0].txg, &mut |_| {}).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}

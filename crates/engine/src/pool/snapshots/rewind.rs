@@ -11,6 +11,9 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Ask, Durability, Pin, Store};
 use crate::units::Txg;
 
+/// What is wrong with a state from before the pool had its root.
+const NO_ROOT: &str = "there is no root directory yet, the pool was still being made";
+
 /// A state in the ring.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -88,7 +91,11 @@ impl Pool {
             Some(_) => store.begin_on_cut()?,
             None => store.begin(ChecksumKind::default())?,
         };
-        if let Some(problem) = self.pinned(txg)?.check(progress)?.problems.into_iter().next() {
+        let pool = self.pinned(txg)?;
+        if !has_root(&pool)? {
+            return Err(Error::corrupt("state", Location::File(ROOT), NO_ROOT));
+        }
+        if let Some(problem) = pool.check(progress)?.problems.into_iter().next() {
             // What concerns no single file concerns everything below the root.
             let location = match (problem.file, problem.range) {
                 (Some(file), Some((start, end))) => Location::Range(file, start..end),
@@ -97,10 +104,7 @@ impl Pool {
             return Err(Error::corrupt("state", location, problem.detail));
         }
         txn.rewind_to(txg)?;
-        // If creating the pool was interrupted, there is no root yet.
-        if entries::is_there(&mut txn, ROOT)? {
-            entries::renew_generation(&mut txn, ROOT, txg.0)?;
-        }
+        entries::renew_generation(&mut txn, ROOT, txg.0)?;
         if store.cut_short().is_none() {
             return Ok(txn.commit(Durability::Durable)?.txg());
         }
@@ -112,7 +116,19 @@ impl Pool {
     }
 }
 
+/// Whether the pool was there when a state was committed: the first one is from before its root.
+fn has_root(pool: &Pool) -> Result<bool> {
+    match pool.read(|source| entries::is_there(source, ROOT)) {
+        // What is damaged is told by a check.
+        Err(error) if error.is_corruption() => Ok(true),
+        found => found,
+    }
+}
+
 fn problems_of(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
+    if !has_root(pool)? {
+        return Ok(vec![NO_ROOT.into()]);
+    }
     let report = pool.check(progress)?;
     Ok(report.problems.into_iter().map(|problem| problem.detail).collect())
 }

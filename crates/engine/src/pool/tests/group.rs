@@ -109,8 +109,6 @@ fn changes_are_seen_by_the_next_ones_and_by_others_after_the_commit() {
     }
 }
 
-/// A file that somebody has open keeps its content without a name, whatever becomes of its
-/// directory, and goes when its user is done.
 /// To write ahead takes transactions, also to look something up. Meanwhile others join the group,
 /// which is committed only by who waits.
 #[test]
@@ -144,6 +142,8 @@ fn a_large_write_and_the_group_do_not_wait_for_each_other() {
     panic!("it waits for ever");
 }
 
+/// A file that somebody has open keeps its content without a name, whatever becomes of its
+/// directory, and goes when its user is done.
 #[test]
 fn a_file_in_use_outlives_its_name() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
