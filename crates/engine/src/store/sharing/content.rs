@@ -2,9 +2,9 @@
 //!
 //! Of an extent, and in older pools of a part of a segment, the refs tree has the whole hash. Of
 //! other parts it has the front, which leads to what is most likely the same and proves nothing. So
-//! the segment is read, and all parts of it are hashed that can be found this way: whoever looks for
-//! one mostly looks for its neighbours next. These hashes stay in memory, and each segment is read
-//! once as long as they fit (see [`Index::set_memory`](super::index)).
+//! the segment is read, and all parts of it are hashed that can be found this way: whoever looks
+//! for one mostly looks for its neighbours next. These hashes stay in memory, and each segment is
+//! read once as long as they fit into their share of the memory of the index.
 //!
 //! What is damaged proves nothing either. Its content is stored once more.
 
