@@ -426,7 +426,8 @@ impl Compaction {
         Ok(true)
     }
 
-    /// Whether a pass that filled holes helped, or moved so much that others may fit into its place.
+    /// Whether a pass that filled holes helped, or moved so much that others may fit where that
+    /// was.
     fn may_fill_again(&mut self, room: &Room, began: Sector) -> bool {
         let (bytes, nodes) = self.moved_before;
         let moved = self.report.moved_bytes - bytes;
