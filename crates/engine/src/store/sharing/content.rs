@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::refs::{
-    ContentHash, PartContent, Refs, RefsEntry, parse_refs_entry, part_key,
+    ContentHash, HashKind, PartContent, Refs, RefsEntry, parse_refs_entry, part_key,
 };
 use crate::store::format::space::space_key;
 use crate::store::format::trees::TreeId;
@@ -107,7 +107,7 @@ pub(super) fn proves(
             && part.hash.rest.is_none()
             && let Some(hash) = hash_of(&part)
         {
-            hashes.push((part, hash));
+            hashes.push(((part.offset, part.len), hash));
         }
     }
     let is_same = hash_of(&candidate.part).is_some_and(|found| found == *hash);
@@ -164,17 +164,20 @@ pub(super) struct PartHashes {
     count: usize,
 }
 
+/// Where a part begins in its segment, and how long it is.
+type PartPlace = (u32, u32);
+
 #[derive(Debug)]
 struct SegmentHashes {
     /// The pointer to all of it. Later, another extent may be at the same place.
     whole: Pointer,
-    /// Hashes by the place and the front of each part, in this order.
-    parts: Vec<(PartContent, ContentHash)>,
+    /// The places of parts and the hashes of what is there, in order.
+    parts: Vec<(PartPlace, ContentHash)>,
 }
 
 impl PartHashes {
     /// The memory that the hash of a part takes.
-    pub(super) const PART_LEN: u64 = size_of::<(PartContent, ContentHash)>() as u64;
+    pub(super) const PART_LEN: u64 = size_of::<(PartPlace, ContentHash)>() as u64;
 
     pub(super) fn memory(&self) -> u64 {
         self.count as u64 * Self::PART_LEN
@@ -182,11 +185,10 @@ impl PartHashes {
 
     pub(super) fn get(&self, candidate: &Candidate) -> Option<ContentHash> {
         let found = self.segments.get(&candidate.whole.sector()?)?;
-        let is_same = found.whole == candidate.whole;
-        let at = found
-            .parts
-            .binary_search_by_key(&place_of(&candidate.part), |(part, _)| place_of(part));
-        at.ok().filter(|_| is_same).map(|at| found.parts[at].1)
+        let part = &candidate.part;
+        let wanted = order_of((part.offset, part.len), part.hash.kind);
+        let at = found.parts.binary_search_by_key(&wanted, |(at, hash)| order_of(*at, hash.kind));
+        at.ok().filter(|_| found.whole == candidate.whole).map(|at| found.parts[at].1)
     }
 
     /// Keeps the hashes of a segment, and gives up the oldest if there are more than `count_max`.
@@ -194,10 +196,10 @@ impl PartHashes {
         &mut self,
         sector: Sector,
         whole: Pointer,
-        mut parts: Vec<(PartContent, ContentHash)>,
+        mut parts: Vec<(PartPlace, ContentHash)>,
         count_max: usize,
     ) {
-        parts.sort_unstable_by_key(|(part, _)| place_of(part));
+        parts.sort_unstable_by_key(|(at, hash)| order_of(*at, hash.kind));
         self.count += parts.len();
         match self.segments.insert(sector, SegmentHashes { whole, parts }) {
             Some(old) => self.count -= old.parts.len(),
@@ -211,8 +213,73 @@ impl PartHashes {
     }
 }
 
-/// Returns by what the hash of a part is found: a damaged tree may have another part with the same
-/// front by then.
-fn place_of(part: &PartContent) -> (u32, u32, u64, u8) {
-    (part.offset, part.len, part.hash.front, part.hash.kind as u8)
+fn order_of(place: PartPlace, kind: HashKind) -> (PartPlace, u8) {
+    (place, kind as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::format::checksum::ChecksumKind;
+    use crate::store::format::pointer::Place;
+    use crate::units::Txg;
+
+    fn whole(sector: u64, sum: u8) -> Pointer {
+        let place = Place::Extent {
+            sector: Sector(sector),
+            checksum_kind: ChecksumKind::Xxh3,
+            checksum: [sum; 32],
+        };
+        Pointer {
+            codec: 0,
+            level: 0,
+            codec_version: 0,
+            filter: 0,
+            gain: 0,
+            birth: Txg(1),
+            len: 1000,
+            stored_len: 1000,
+            extent_len: 1000,
+            part_offset: 0,
+            span_log2: 0,
+            dictionary: 0,
+            place,
+        }
+    }
+
+    fn candidate(whole: &Pointer, offset: u32, kind: HashKind) -> Candidate {
+        let part = PartContent { offset, len: 10, hash: kind.of(b"front").into() };
+        Candidate { part, whole: whole.clone(), pointer: whole.clone() }
+    }
+
+    #[test]
+    fn hashes_of_parts_are_those_of_their_segment_and_the_oldest_go() {
+        let (blake3, sha256) = (HashKind::Blake3, HashKind::Sha256);
+        let hash = |kind: HashKind, n: u32| kind.of(&n.to_le_bytes());
+        let mut hashes = PartHashes::default();
+        for sector in [100, 200, 300, 200] {
+            // Not in order, and one part by both functions.
+            let parts = vec![
+                ((30, 10), hash(blake3, 30)),
+                ((20, 10), hash(sha256, 20)),
+                ((20, 10), hash(blake3, 20)),
+                ((0, 10), hash(blake3, 0)),
+            ];
+            hashes.insert(Sector(sector), whole(sector, 1), parts, 10);
+        }
+        assert_eq!(hashes.memory(), 8 * PartHashes::PART_LEN);
+        assert_eq!(hashes.get(&candidate(&whole(100, 1), 30, blake3)), None);
+        for sector in [200, 300] {
+            let of = |offset, kind| hashes.get(&candidate(&whole(sector, 1), offset, kind));
+            for (offset, kind) in [(0, blake3), (20, blake3), (20, sha256), (30, blake3)] {
+                assert_eq!(of(offset, kind), Some(hash(kind, offset)));
+            }
+            assert_eq!(of(10, blake3), None);
+            assert_eq!(of(0, sha256), None);
+            // Another extent is there now.
+            assert_eq!(hashes.get(&candidate(&whole(sector, 2), 0, blake3)), None);
+        }
+        hashes.insert(Sector(400), whole(400, 1), vec![((0, 10), hash(blake3, 0)); 11], 10);
+        assert_eq!(hashes.memory(), 0);
+    }
 }

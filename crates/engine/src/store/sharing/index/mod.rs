@@ -62,7 +62,7 @@ const MEMORY_DEFAULT: u64 = 256 << 20;
 const TABLE_PART: u64 = 8;
 const NEARBY_PART: u64 = 32;
 /// The share that hashes of parts of segments may take once there are any.
-const PART_HASHES_PART: u64 = 8;
+const PART_HASHES_PART: u64 = 4;
 /// More slots of either would make nothing faster.
 const TABLE_SLOTS_MAX: u64 = 1 << 19;
 const NEARBY_SLOTS_MAX: u64 = 1 << 16;
