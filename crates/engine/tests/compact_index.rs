@@ -106,7 +106,8 @@ fn few_entries_are_not_kept_of(copies: usize) {
     let (device, mut files) = stale_pool(20, 3, 700);
     let pool = open(&device);
     for n in 0..copies {
-        for (path, bytes) in files[..3].to_vec() {
+        for kept in 0..3 {
+            let (path, bytes) = files[kept].clone();
             let path = [&path[..], format!("-{n}").as_bytes()].concat();
             put(&pool, &path, &bytes);
             files.push((path, bytes));

@@ -30,7 +30,7 @@ pub(super) enum Match {
     /// This is the pointer to it.
     Yes(Pointer),
     /// The front of the hash is that of a part.
-    Maybe(Candidate),
+    Maybe(Box<Candidate>),
 }
 
 /// A part that may have the content.
@@ -46,7 +46,8 @@ impl Match {
     pub(super) fn pointer(&self) -> Option<&Pointer> {
         match self {
             Match::No => None,
-            Match::Yes(pointer) | Match::Maybe(Candidate { pointer, .. }) => Some(pointer),
+            Match::Yes(pointer) => Some(pointer),
+            Match::Maybe(candidate) => Some(&candidate.pointer),
         }
     }
 }
@@ -73,7 +74,10 @@ pub(super) fn match_at(
     };
     let matched = match (part.hash.is_of(hash), refs.pointer_to(sector, &part)) {
         (Some(true), Some(pointer)) => Match::Yes(pointer),
-        (None, Some(pointer)) => Match::Maybe(Candidate { part, whole: whole.clone(), pointer }),
+        (None, Some(pointer)) => {
+            let whole = whole.clone();
+            Match::Maybe(Box::new(Candidate { part, whole, pointer }))
+        }
         (Some(false), _) | (_, None) => Match::No,
     };
     Ok((matched, Some(found)))

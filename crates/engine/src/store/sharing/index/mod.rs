@@ -128,7 +128,7 @@ enum Found {
     /// The content, at this sector.
     At(Sector),
     /// A part that may be it.
-    Candidate(Candidate),
+    Candidate(Box<Candidate>),
 }
 
 /// The part of the index that is in memory.
@@ -243,7 +243,7 @@ impl Index {
         reader: &mut impl Reader,
         hash: &ContentHash,
         accept: &mut Accept<'_>,
-        proven: &[(Candidate, bool)],
+        proven: &[(Box<Candidate>, bool)],
     ) -> Result<Found> {
         let prefix = hash.prefix();
         let near = self.nearby.get(prefix);
@@ -288,7 +288,7 @@ impl Index {
         hash: &ContentHash,
         sector: Sector,
         accept: &mut Accept<'_>,
-        proven: &[(Candidate, bool)],
+        proven: &[(Box<Candidate>, bool)],
         look_around: bool,
     ) -> Result<Found> {
         let (matched, entry) = match_at(reader, sector, hash)?;
