@@ -11,7 +11,7 @@
 //!
 //! Hashes do not compress, and whole ones took more than all names of a tree of small files. So of
 //! a part only the front is kept: enough to find it. What is found counts once its bytes have been
-//! hashed again (see [`crate::store::sharing::content`]).
+//! hashed again (see `sharing/content.rs`).
 
 use std::fmt;
 use std::str::FromStr;
