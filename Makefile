@@ -19,6 +19,7 @@ test: build
 	cargo test --workspace --locked
 	scripts/package.sh
 	scripts/python.sh
+	scripts/reader/test.sh
 	scripts/mount.sh --quick
 	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
