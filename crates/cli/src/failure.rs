@@ -2,6 +2,7 @@
 //! optional hint, and an exit code.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -220,16 +221,22 @@ impl From<rusqlite::Error> for Reason {
         let reason = Reason::new(code, text);
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => reason.hint(FULL_HINT),
-            Some(ErrorCode::DatabaseBusy) => match hardpack::refusals::take() {
-                Some(refusal) => {
+            _ => match hardpack::refusals::take() {
+                // The last one may have been about something else, which was overcome.
+                Some(refusal) if is_of(&error, refusal.code()) => {
                     let hint = refusal.hint();
                     Reason::new(code, refusal.text).hint(hint)
                 }
-                None => reason,
+                _ => reason,
             },
-            _ => reason,
         }
     }
+}
+
+/// Whether an error has this code of SQLite, whatever its extended one is.
+fn is_of(error: &rusqlite::Error, code: c_int) -> bool {
+    let primary = |code| code & 0xff;
+    error.sqlite_error().is_some_and(|it| primary(it.extended_code) == primary(code))
 }
 
 /// The exit code for an error of SQLite.

@@ -264,11 +264,6 @@ pub fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether this process may make files in a directory.
-pub fn may_write_in(directory: &Path) -> bool {
-    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
-}
-
 /// The error for a file whose directory does not exist.
 pub fn no_directory(of: &Path) -> Reason {
     let directory = text::path(directory_of(of));

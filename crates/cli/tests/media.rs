@@ -92,3 +92,61 @@ fn databases_on_a_read_only_medium() {
     let said = String::from_utf8(refused.unwrap().stderr).unwrap();
     assert!(said.contains("readonly") || said.contains("read-only"), "{said}");
 }
+
+/// A directory that is mounted once more, for reading only.
+struct ReadOnly<'a>(&'a Path);
+
+impl<'a> ReadOnly<'a> {
+    fn of(from: &Path, at: &'a Path) -> Option<ReadOnly<'a>> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        fs::create_dir(at).unwrap();
+        let mount = |arguments: &[&Path]| Command::new("mount").args(arguments).status().unwrap();
+        assert!(mount(&[Path::new("--bind"), from, at]).success());
+        let mounted = ReadOnly(at);
+        assert!(mount(&[Path::new("-o"), Path::new("remount,ro,bind"), at]).success());
+        Some(mounted)
+    }
+}
+
+impl Drop for ReadOnly<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
+#[test]
+fn what_a_log_needs_is_said_where_nothing_can_be_made_beside_a_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let (from, at) = (directory.path().join("from"), directory.path().join("for reading"));
+    fs::create_dir(&from).unwrap();
+    make_wal_database(&directory.path().join("wal.db"), 30);
+    let pool = from.join("left.hpk");
+    hardpack()
+        .args(["pack", "-q"])
+        .args([&directory.path().join("wal.db"), &pool])
+        .assert()
+        .success();
+    // Others may write to it, so it cannot be read as if nobody did.
+    fs::write(from.join("left.hpk-wal"), "log").unwrap();
+    let Some(_mounted) = ReadOnly::of(&from, &at) else { return };
+    let pool = at.join("left.hpk");
+    let out = directory.path().join("out");
+    let commands: [&[&Path]; 4] = [
+        &[Path::new("sql"), &pool, Path::new("select count(*) from t")],
+        &[Path::new("cat"), &pool],
+        &[Path::new("extract"), &pool, &out],
+        &[Path::new("unpack"), &pool, &out.with_extension("db")],
+    ];
+    for command in commands {
+        let done = hardpack().args(command).output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(3), "{command:?}: {said}");
+        assert!(said.contains("it is in write-ahead log mode"), "{command:?}: {said}");
+        assert!(said.contains("hint: it needs write permission for the directory"), "{said}");
+    }
+    let check = hardpack().args(["check", "--json"]).arg(&pool).output().unwrap();
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(said.contains("write-ahead log mode"), "{said}");
+}

@@ -1,10 +1,11 @@
 //! Why a database could not be opened, in words for the user: SQLite's codes do not tell.
 
 use std::cell::RefCell;
+use std::ffi::c_int;
 use std::path::Path;
 
 use crate::api;
-use crate::ffi::SQLITE_BUSY;
+use crate::ffi::{SQLITE_BUSY, SQLITE_CANTOPEN};
 
 /// Who or what is in the way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +16,8 @@ pub enum Cause {
     OtherName,
     /// A log that belongs to another name of the pool.
     OtherLog,
+    /// The directory of the pool, where SQLite cannot make what a write-ahead log needs.
+    NoLog,
 }
 
 /// Why a database could not be opened.
@@ -33,6 +36,18 @@ impl Refusal {
             }
             Cause::OtherName => "use that name, or close it there first",
             Cause::OtherLog => "use that name",
+            Cause::NoLog => {
+                "it needs write permission for the directory: give it, or copy the file, with those \
+                 beside it, to where you have it"
+            }
+        }
+    }
+
+    /// The code that SQLite returns for it.
+    pub fn code(&self) -> c_int {
+        match self.cause {
+            Cause::Mount | Cause::OtherName | Cause::OtherLog => SQLITE_BUSY,
+            Cause::NoLog => SQLITE_CANTOPEN,
         }
     }
 }
@@ -42,15 +57,21 @@ thread_local! {
 }
 
 /// Says why a database of a pool cannot be opened.
-pub(crate) fn refuse(pool_file: &Path, cause: Cause, text: String) {
+pub(crate) fn refuse(path: &Path, cause: Cause, text: String) {
     let refusal = Refusal { cause, text };
-    let (shown, hint) = (pool_file.display(), refusal.hint());
-    api::log(SQLITE_BUSY, &format!("hardpack: {shown}: {}: {hint}", refusal.text));
+    let (shown, hint) = (path.display(), refusal.hint());
+    api::log(refusal.code(), &format!("hardpack: {shown}: {}: {hint}", refusal.text));
     LAST.set(Some(refusal));
 }
 
+/// Says that SQLite could not open the log of a database, or the shared memory for it.
+pub(crate) fn refuse_log(database: &Path) {
+    let text = "it is in write-ahead log mode, for which SQLite makes files beside it, and cannot";
+    refuse(database, Cause::NoLog, text.into());
+}
+
 /// Returns, once, why this thread could not open a database last, if that was for other users of
-/// it, or for what they left.
+/// it, for what they left, or for its log.
 pub fn take() -> Option<Refusal> {
     LAST.with_borrow_mut(Option::take)
 }

@@ -9,7 +9,9 @@
 
 mod companions;
 
-use std::ffi::{CStr, c_char, c_double, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_double, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::absent;
@@ -23,6 +25,7 @@ use crate::journal::Journal;
 use crate::main_file::MainFile;
 use crate::pool_entry;
 use crate::pool_path::PoolPath;
+use crate::refusals;
 use crate::super_journal::SuperJournal;
 use companions::{COMPANION_FLAGS, OpenedCompanion, delete_file, open_companion};
 
@@ -211,7 +214,13 @@ unsafe fn open_file(
         };
         let Some((state, methods, flags)) = opened else {
             let Some(open) = host.methods().xOpen else { return SQLITE_CANTOPEN };
-            return open(host.as_ptr(), name, file, flags, out_flags);
+            let code = open(host.as_ptr(), name, file, flags, out_flags);
+            if code == SQLITE_CANTOPEN && flags & SQLITE_OPEN_WAL != 0 {
+                let log = CStr::from_ptr(name).to_bytes();
+                let database = companion::split(log).map_or(log, |(database, _)| database);
+                refusals::refuse_log(Path::new(OsStr::from_bytes(database)));
+            }
+            return code;
         };
         (*file.cast::<OpenFile>()).state = Box::into_raw(Box::new(state));
         (*file).pMethods = methods;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::owners::{self, OwnedPages, Owners};
-use hardpack::refusals::{self, Cause};
+use hardpack::refusals::{self, Cause, Refusal};
 use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT, RepairReport};
 use hardpack_engine::store::Patience;
 use hardpack_engine::{Error, FileId};
@@ -16,9 +16,8 @@ use serde_json::{Value, json};
 use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
-use crate::pool_file::FileKind;
 use crate::progress::{Progress, Spinner};
-use crate::{contents, pool_file, publish, sidecars, signals, sqlite, text, users};
+use crate::{contents, pool_file, sidecars, signals, sqlite, text, users};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of SQLite's steps between two checks for signals.
@@ -97,10 +96,6 @@ const FOREIGN: [&str; 5] = [
     "no such module",
     "SQL logic error",
 ];
-
-/// Why a database in write-ahead log mode is out of reach where nothing can be written.
-const NO_MEMORY: &str = "it is in write-ahead log mode, for which SQLite makes files beside the \
-                         pool, and cannot";
 
 /// A database in the pool: its name, and the path by which SQLite opens it.
 struct Database {
@@ -266,9 +261,6 @@ fn check_where_it_is(args: &CheckArgs, database: &Database) -> Result<Verdict, R
             Some(_) if sqlite::is_too_long(&path) => {
                 return Ok(Verdict::OutOfReach(sqlite::TOO_LONG.into()));
             }
-            Some(_) if lacks_memory(args, database)? => {
-                return Ok(Verdict::OutOfReach(NO_MEMORY.into()));
-            }
             Some(_) => return Err(reason),
         }
     }
@@ -289,15 +281,6 @@ fn path_now(args: &CheckArgs, file: FileId) -> Result<Option<PathBuf>, Reason> {
         Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether SQLite could not make the shared memory of a database in write-ahead log mode, beside a
-/// pool that others may write to though this process may not.
-fn lacks_memory(args: &CheckArgs, database: &Database) -> Result<bool, Reason> {
-    let pool = pool_file::open_state(&args.pool, None, args.work.threads)?;
-    let memory = sidecars::shared_memory(&args.pool, database.file);
-    let is_wal = pool_file::kind_of(&pool, database.file)? == FileKind::Wal;
-    Ok(is_wal && !memory.exists() && !publish::may_write_in(publish::directory_of(&memory)))
 }
 
 fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result<Verdict, Reason> {
@@ -323,8 +306,8 @@ fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result
         }
         Err(error) => {
             match refusals::take() {
-                Some(refusal) if refusal.cause == Cause::Mount => {
-                    return Ok(Verdict::OutOfReach(refusal.text));
+                Some(Refusal { cause: Cause::Mount | Cause::NoLog, text }) => {
+                    return Ok(Verdict::OutOfReach(text));
                 }
                 Some(refusal) => return Ok(Verdict::Locked(refusal.text)),
                 None => {}

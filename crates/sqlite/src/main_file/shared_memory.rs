@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use super::{Checkpoint, MainFile};
 use crate::ffi::*;
+use crate::refusals;
 use crate::wal_index::WalIndex;
 
 /// The slot of the WAL index lock held by a writer of the log, and by a checkpoint that waits for
@@ -50,6 +51,9 @@ impl MainFile {
             self.wal_index = unsafe { out.as_ref().and_then(|start| WalIndex::new(*start)) };
             // From here on the log's own locks say what may be read.
             self.unpin();
+        }
+        if code == SQLITE_CANTOPEN {
+            refusals::refuse_log(&self.path);
         }
         code
     }
