@@ -309,7 +309,7 @@ fn read_once(
             sink(Piece::Hole(start - at))?;
         }
         at = end;
-        let threads = pool.options().threads;
+        let threads = pool.options().threads();
         read_range(&file, (start, end), threads, &mut |bytes| sink(Piece::Bytes(bytes)))
     });
     if pool.state().txg() != txg && !is_locked {

@@ -52,7 +52,7 @@ pub fn options(threads: Option<u16>) -> Options {
     let (is_stopped, shared_cache) = (signals::is_interrupted as fn() -> bool, shared_cache());
     let options = Options { is_stopped, shared_cache, ..Options::new(cache_len()) };
     match threads {
-        Some(threads) => Options { threads: usize::from(threads), ..options },
+        Some(threads) => Options { threads: Some(threads.into()), ..options },
         None => options,
     }
 }

@@ -156,7 +156,7 @@ fn digest_at(
     }
     let mut digest = Digest::default();
     let read = pool.file(entry.file).map_err(Reason::from).and_then(|file| {
-        read_all(&file, attributes.len, pool.options().threads, &mut |bytes| {
+        read_all(&file, attributes.len, pool.options().threads(), &mut |bytes| {
             digest.update(bytes);
             progress(bytes.len() as u64)
         })

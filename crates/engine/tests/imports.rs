@@ -133,7 +133,7 @@ fn no_transaction_of_an_import_is_long() {
         let device = SimDevice::new(Vec::new());
         let dynamic: Arc<dyn Device> = device.clone();
         drop(create(&dynamic, &[], 32 << 20));
-        let options = Options { threads, ..options(32 << 20) };
+        let options = Options { threads: Some(threads), ..options(32 << 20) };
         let pool = Pool::open(dynamic, options).unwrap();
         device.take_trace();
         let mut rng = Rng(2);

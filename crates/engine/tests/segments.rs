@@ -366,7 +366,7 @@ fn databases_and_what_fits_into_a_pointer_are_left_alone() {
 fn pages_of_parts_are_read_at_random() {
     let family = Family::optimised();
     let image = family.device.image();
-    let small = Options { threads: 1, ..Options::new(64 << 10) };
+    let small = Options { threads: Some(1), ..Options::new(64 << 10) };
     for options in [small, options(1 << 20)] {
         let device = Arc::new(MemoryDevice::new(image.clone()));
         let pool = Pool::open(device, options).unwrap();

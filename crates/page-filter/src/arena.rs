@@ -30,7 +30,8 @@ impl Arena {
         self.used = text.len() + bytes.len();
         self.limit = self.used + out_len;
         if self.bytes.len() < self.limit + SPARE_LEN {
-            self.bytes.resize(self.limit + SPARE_LEN, 0);
+            // Not grown: that would copy what nobody needs. The next record may have more.
+            self.bytes = vec![0; self.limit + self.limit / 4 + SPARE_LEN];
         }
         let (front, back) = self.bytes[..self.used].split_at_mut(text.len());
         front.copy_from_slice(text);

@@ -6,6 +6,8 @@
 //! inside the buffer, which costs less than a check and an error; no position exceeds it unless
 //! this code has a bug.
 
+use std::sync::{Mutex, MutexGuard};
+
 use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
@@ -416,9 +418,36 @@ impl Cells {
     }
 }
 
-pub(super) fn new_buffer() -> Box<Buffer> {
-    let zeros = vec![0; POSITION_END + SPARE_LEN].into_boxed_slice();
-    zeros.try_into().expect("it is as long")
+/// Buffers that decoders share: as memory of the process that nobody has written to, they cost only
+/// the pages that are used, where a new one would be cleared as a whole.
+static SHARED: [Mutex<Buffer>; SHARED_COUNT] =
+    [const { Mutex::new([0; POSITION_END + SPARE_LEN]) }; SHARED_COUNT];
+const SHARED_COUNT: usize = 16;
+
+/// A buffer with any contents, for as long as it lives.
+pub(super) enum Lent {
+    Shared(MutexGuard<'static, Buffer>),
+    Own(Box<Buffer>),
+}
+
+impl Lent {
+    /// Never waits: a lock that another thread held during `fork` stays locked in the child.
+    pub(super) fn any() -> Lent {
+        match SHARED.iter().find_map(|buffer| buffer.try_lock().ok()) {
+            Some(shared) => Lent::Shared(shared),
+            None => {
+                let zeros = vec![0; POSITION_END + SPARE_LEN].into_boxed_slice();
+                Lent::Own(zeros.try_into().expect("it is as long"))
+            }
+        }
+    }
+
+    pub(super) fn bytes(&mut self) -> &mut Buffer {
+        match self {
+            Lent::Shared(buffer) => buffer,
+            Lent::Own(buffer) => buffer,
+        }
+    }
 }
 
 /// The length of the row ids as varints, if it is the same for all; 0 if there are none.

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::arena::Arena;
-use super::cells::{Buffer, Cells};
+use super::cells::Cells;
 use super::column::Column;
 use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::guess::is_page_len;
@@ -154,7 +154,6 @@ pub(super) struct Decoder {
     pub(super) starts: Vec<u32>,
     pub(super) order: Vec<u32>,
     pub(super) cells: Cells,
-    pub(super) buffer: Option<Box<Buffer>>,
     column: Column,
 }
 

@@ -4,6 +4,8 @@
 //! still in the cache takes less time than writing the record and comparing it as a whole, and no
 //! memory.
 
+use std::ops::Range;
+
 use super::Malformed;
 
 const DIFFERS: Malformed = Malformed("it does not restore its record");
@@ -33,6 +35,57 @@ impl Output for [u8] {
 
     fn put_zeros(&mut self, at: usize, len: usize) -> Result<(), Malformed> {
         self[at..at + len].fill(0);
+        Ok(())
+    }
+}
+
+/// Writes a part of the record, and drops the rest of it.
+pub(super) struct Part<'a> {
+    bytes: &'a mut [u8],
+    start: usize,
+    record_len: usize,
+}
+
+impl<'a> Part<'a> {
+    /// Takes the bytes from `start` on, as many as fit into `bytes`.
+    pub(super) fn of(
+        bytes: &'a mut [u8],
+        start: usize,
+        record_len: usize,
+    ) -> Result<Part<'a>, Malformed> {
+        let is_within = start <= record_len && bytes.len() <= record_len - start;
+        let part = Part { bytes, start, record_len };
+        if is_within { Ok(part) } else { Err(Malformed("the record has no such part")) }
+    }
+
+    /// Its position in the record.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.start..self.start + self.bytes.len()
+    }
+
+    /// Returns what the part has of `len` bytes at `at`, and how many of them lie before it.
+    fn overlap(&mut self, at: usize, len: usize) -> (&mut [u8], usize) {
+        let Range { start, end } = self.range();
+        let (from, to) = (at.clamp(start, end), (at + len).clamp(start, end));
+        (&mut self.bytes[from - start..to - start], from - at.min(from))
+    }
+}
+
+impl Output for Part<'_> {
+    fn len(&self) -> usize {
+        self.record_len
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) -> Result<(), Malformed> {
+        let (target, skipped) = self.overlap(at, bytes.len());
+        if !target.is_empty() {
+            target.copy_from_slice(&bytes[skipped..skipped + target.len()]);
+        }
+        Ok(())
+    }
+
+    fn put_zeros(&mut self, at: usize, len: usize) -> Result<(), Malformed> {
+        self.overlap(at, len).0.fill(0);
         Ok(())
     }
 }
@@ -80,6 +133,31 @@ impl Output for Comparison<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_takes_what_it_overlaps() {
+        let record: Vec<u8> = (1..=9).collect();
+        for start in 0..=9 {
+            for end in start..=9 {
+                for cut in 0..=9 {
+                    for zeros in cut..=9 {
+                        let mut expected = record.clone();
+                        expected[cut..zeros].fill(0);
+                        let mut bytes = vec![0xa5; end - start];
+                        let mut part = Part::of(&mut bytes, start, 9).unwrap();
+                        assert_eq!((part.len(), part.range()), (9, start..end));
+                        part.put(0, &record[..cut]).unwrap();
+                        part.put_zeros(cut, zeros - cut).unwrap();
+                        part.put(zeros, &record[zeros..]).unwrap();
+                        assert_eq!(bytes, expected[start..end], "{start}..{end}, {cut}, {zeros}");
+                    }
+                }
+            }
+        }
+        for (start, len) in [(10, 0), (9, 1), (0, 10), (usize::MAX, 1)] {
+            assert!(Part::of(&mut vec![0; len], start, 9).is_err(), "{len} from {start} on");
+        }
+    }
 
     #[test]
     fn a_comparison_misses_no_byte() {

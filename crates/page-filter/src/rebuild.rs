@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::Malformed;
-use super::cells::{self, Sources};
+use super::cells::{Buffer, Lent, Sources};
 use super::decode::{Decoder, Plan};
 use super::layout::*;
 use super::output::Output;
@@ -39,6 +39,7 @@ impl Decoder {
     ) -> Result<(), Malformed> {
         let page_len = plan.geometry.page_len;
         let mut cursor = Cursor::default();
+        let mut buffer = Lent::any();
         for i in 0..plan.page_count {
             let number = plan.first_page.wrapping_add(i as u64);
             let page_at = plan.head_len + i * page_len;
@@ -59,7 +60,8 @@ impl Decoder {
                     if !is_wanted && self.skip_page(number, &mut cursor, reader)? {
                         continue;
                     }
-                    self.rebuild_page(plan, page_at, number, &mut cursor, reader, out)?;
+                    let buffer = buffer.bytes();
+                    self.rebuild_page(plan, (page_at, number), &mut cursor, reader, buffer, out)?;
                 }
             }
         }
@@ -94,10 +96,10 @@ impl Decoder {
     fn rebuild_page(
         &mut self,
         plan: &Plan,
-        page_at: usize,
-        number: u64,
+        (page_at, number): (usize, u64),
         cursor: &mut Cursor,
         reader: &mut Reader<'_>,
+        buffer: &mut Buffer,
         out: &mut (impl Output + ?Sized),
     ) -> Result<(), Malformed> {
         let group = cursor.group;
@@ -114,7 +116,6 @@ impl Decoder {
             return Err(Malformed("the cells do not fit in their page"));
         }
         let header = self.next_header(group, cell_count, lowest, flags, cursor);
-        let mut buffer = self.buffer.take().unwrap_or_else(cells::new_buffer);
         buffer[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
         header.write(&mut buffer[btree_at..]);
         let (pointers, _) = buffer[pointers_at..pointers_end].as_chunks_mut();
@@ -125,11 +126,9 @@ impl Decoder {
         let sources =
             Sources { group: &self.groups[group], fields: &self.fields, arena: &self.arena };
         let cells = (&self.starts[..], &self.order[..]);
-        let end = self.cells.write(&sources, cells, pointers_end, &mut leftover, &mut buffer)?;
+        let end = self.cells.write(&sources, cells, pointers_end, &mut leftover, buffer)?;
         leftover.put(&mut buffer[end..geometry.page_len])?;
-        let put = out.put(page_at, &buffer[..geometry.page_len]);
-        self.buffer = Some(buffer);
-        put?;
+        out.put(page_at, &buffer[..geometry.page_len])?;
         self.groups[group].pass_page(cell_count);
         Ok(())
     }

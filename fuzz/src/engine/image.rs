@@ -52,7 +52,14 @@ pub fn options() -> Options {
     let clock = Arc::new(|| std::time::Duration::ZERO);
     let is_stopped = || false;
     let caches = Caches::new(0);
-    Options { caches, threads: 1, dirty_len_max: 60_000, clock, is_stopped, ..Options::new(0) }
+    Options {
+        caches,
+        threads: Some(1),
+        dirty_len_max: 60_000,
+        clock,
+        is_stopped,
+        ..Options::new(0)
+    }
 }
 
 pub fn create(device: Arc<dyn Device>, properties: &[(Property, &str)]) -> Pool {

@@ -202,7 +202,7 @@ fn verify(args: &PackArgs, path: &Path, digest: &Digest) -> Result<Packed, Reaso
     let file = pool.file(pool.only_file()?.file)?;
     let mut found = Digest::default();
     let mut progress = Progress::new("verifying".into(), digest.len(), args.work.quiet);
-    read_all(&file, file.len()?, pool.options().threads, &mut |bytes| {
+    read_all(&file, file.len()?, pool.options().threads(), &mut |bytes| {
         found.update(bytes);
         progress.at(found.len());
         signals::check()

@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::filter::Filtering;
-use super::stock::Stock;
+use super::stock::{Stock, set_len};
 use super::zstd::{Blocks, Zstd};
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX, corrupt};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, lzma, zle};
@@ -268,7 +268,7 @@ impl Codec {
     ) -> Result<(), CodecError> {
         let range = part_range(codec, start, dst_part.len(), full_len)?;
         let mut front = std::mem::take(&mut self.front);
-        front.resize(range.end, 0);
+        set_len(&mut front, range.end);
         let decoded = self.decompress_prefix(codec, src, &mut front, full_len);
         if decoded.is_ok() {
             dst_part.copy_from_slice(&front[range]);
@@ -284,7 +284,7 @@ impl Codec {
         dst: &mut [u8],
         full_len: usize,
     ) -> Result<usize, CodecError> {
-        self.whole.resize(full_len, 0);
+        set_len(&mut self.whole, full_len);
         let found = self.gzip.decompress(src, &mut self.whole)?.min(dst.len());
         dst[..found].copy_from_slice(&self.whole[..found]);
         Ok(found)

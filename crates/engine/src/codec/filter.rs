@@ -23,6 +23,7 @@ use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 use super::apart::{Directory, Pages};
 use super::context::part_range;
 use super::corrupt;
+use super::stock::set_len;
 use super::zstd::Blocks;
 use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
 
@@ -198,8 +199,8 @@ impl Codec {
         dst: &mut [u8],
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
-        let part = 0..dst.len();
-        self.unfilter_part(codec, (src, form), dst, part, dictionary)
+        let full_len = dst.len();
+        self.unfilter_part(codec, (src, form), dst, (0, full_len), dictionary)
     }
 
     /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst_part`
@@ -216,15 +217,8 @@ impl Codec {
         start: usize,
         full_len: usize,
     ) -> Result<(), CodecError> {
-        let range = part_range(codec, start, dst_part.len(), full_len)?;
-        let mut whole = std::mem::take(&mut self.front);
-        whole.resize(full_len, 0);
-        let decoded = self.unfilter_part(codec, (src, form), &mut whole, range.clone(), None);
-        if decoded.is_ok() {
-            dst_part.copy_from_slice(&whole[range]);
-        }
-        self.front = whole;
-        decoded
+        part_range(codec, start, dst_part.len(), full_len)?;
+        self.unfilter_part(codec, (src, form), dst_part, (start, full_len), None)
     }
 
     /// Restores the pages of a record of `full_len` bytes that are stored apart, if all bytes in
@@ -262,19 +256,20 @@ impl Codec {
         dictionary: Option<&Dictionary>,
     ) -> Result<Vec<u8>, CodecError> {
         let mut joined = std::mem::take(&mut self.filtering.joined);
-        joined.resize(directory.joined_len(), 0);
-        let (len, all) = (directory.form_len, 0..joined.len());
-        let src = &src[directory.apart.clone()];
-        self.unfilter(codec, (src, len), &mut joined, all, dictionary)?;
+        set_len(&mut joined, directory.joined_len());
+        let src = (&src[directory.apart.clone()], directory.form_len);
+        let all = (0, joined.len());
+        self.unfilter(codec, src, &mut joined, all, dictionary)?;
         Ok(joined)
     }
 
+    /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst` holds.
     fn unfilter_part(
         &mut self,
         codec: u8,
         (src, form): (&[u8], Form),
         dst: &mut [u8],
-        part: Range<usize>,
+        (start, full_len): (usize, usize),
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
@@ -283,41 +278,51 @@ impl Codec {
                 .split_last_chunk::<TRAILER_LEN>()
                 .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
             let len = u32::from_le_bytes(*len) as usize;
-            return self.unfilter(codec, (src, len), dst, part, dictionary);
+            return self.unfilter(codec, (src, len), dst, (start, full_len), dictionary);
         }
-        let directory = Directory::read(id, src, dst.len())?;
-        let rest = &src[directory.rest.clone()];
-        let rest_len = directory.rest_form_len;
-        self.unfilter(codec, (rest, rest_len), dst, part.clone(), dictionary)?;
+        let directory = Directory::read(id, src, full_len)?;
+        let rest = (&src[directory.rest.clone()], directory.rest_form_len);
+        self.unfilter(codec, rest, dst, (start, full_len), dictionary)?;
+        let part = start..start + dst.len();
         if directory.touches(&part) {
             let joined = self.joined_pages(codec, src, &directory, dictionary)?;
             for (page, bytes) in directory.split(&joined) {
-                dst[page].copy_from_slice(bytes);
+                let overlap = page.start.max(part.start)..page.end.min(part.end);
+                if !overlap.is_empty() {
+                    let from = overlap.start - page.start;
+                    let bytes = &bytes[from..from + overlap.len()];
+                    dst[overlap.start - start..overlap.end - start].copy_from_slice(bytes);
+                }
             }
             self.filtering.joined = joined;
         }
         Ok(())
     }
 
-    /// Decompresses a filtered form of `len` bytes, and restores the bytes in `part`.
+    /// Decompresses a filtered form of `len` bytes, and restores the bytes from `start` of a record
+    /// of `full_len`, as many as `dst` holds.
     fn unfilter(
         &mut self,
         codec: u8,
         (src, len): (&[u8], usize),
         dst: &mut [u8],
-        part: Range<usize>,
+        (start, full_len): (usize, usize),
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
-        if len > filtered_len_max(dst.len()) {
+        if len > filtered_len_max(full_len) {
             return Err(corrupt(id, "its filtered form is too long"));
         }
         let mut filtered = std::mem::take(&mut self.filtering.filtered);
-        // The old contents are overwritten, or this fails: only the new bytes need zeros.
-        filtered.resize(len, 0);
+        // It is overwritten as a whole, or this fails.
+        set_len(&mut filtered, len);
         let decompressed = self.decompress_with(codec, src, &mut filtered, dictionary);
         let decoded = decompressed.and_then(|()| {
-            let decoded = self.filtering.filter.decode_part(&filtered, dst, part);
+            let filter = &mut self.filtering.filter;
+            let decoded = match dst.len() == full_len {
+                true => filter.decode(&filtered, dst),
+                false => filter.decode_part(&filtered, full_len, start, dst),
+            };
             decoded.map_err(|malformed| CodecError::Filtered { codec: id, malformed })
         });
         self.filtering.filtered = filtered;

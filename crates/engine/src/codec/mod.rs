@@ -58,7 +58,7 @@ pub use encode::{Encoded, Policy, is_all_zero};
 pub use filter::{Form, is_database};
 #[doc(hidden)]
 pub use inflated::deflated;
-pub(crate) use stock::Stock;
+pub(crate) use stock::{Stock, set_len};
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their
 /// limits.

@@ -8,8 +8,9 @@
 
 use std::sync::Mutex;
 
-/// Up to `N` idle things.
-pub(crate) struct Stock<T, const N: usize>([Mutex<Option<T>>; N]);
+/// Up to `N` idle things. They are boxed so that all places together are a few bytes: whoever looks
+/// through them for the first time would touch as many pages as they have, which the system clears.
+pub(crate) struct Stock<T, const N: usize>([Mutex<Option<Box<T>>>; N]);
 
 impl<T: Default, const N: usize> Stock<T, N> {
     pub(crate) const fn new() -> Self {
@@ -30,5 +31,53 @@ impl<T: Default, const N: usize> Stock<T, N> {
             }
         }
         result
+    }
+}
+
+/// The most bytes that [`set_len`] takes so that the next longer thing fits as well.
+const SPARE_LEN_MAX: usize = 64 << 10;
+
+/// Gives a buffer that is written to as a whole another length; what it holds is unspecified.
+///
+/// Memory that it lacks is taken anew: a vector that grows would copy what nobody needs, and twice
+/// its length would be more than enough.
+pub(crate) fn set_len(buffer: &mut Vec<u8>, len: usize) {
+    if buffer.capacity() < len {
+        *buffer = Vec::with_capacity(len + (len / 2).min(SPARE_LEN_MAX));
+    }
+    buffer.resize(len, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn things_are_lent_again_and_each_user_has_its_own() {
+        static IDLE: Stock<Vec<u8>, 2> = Stock::new();
+        let is_small = |thing: &Vec<u8>| thing.len() < 3;
+        IDLE.lend(is_small, |outer| {
+            outer.push(1);
+            IDLE.lend(is_small, |inner| assert!(inner.is_empty()));
+        });
+        let sum = |first: u8, second: u8| first + second;
+        let lens = IDLE.lend(is_small, |first| {
+            IDLE.lend(is_small, |second| sum(first.len() as u8, second.len() as u8))
+        });
+        assert_eq!(lens, 1, "both were kept, one of them with a byte");
+        for _ in 0..2 {
+            IDLE.lend(is_small, |thing| *thing = vec![0; 3]);
+        }
+        IDLE.lend(is_small, |thing| assert!(thing.is_empty(), "a long one was kept"));
+    }
+
+    #[test]
+    fn a_buffer_gets_any_length() {
+        let mut buffer = Vec::new();
+        for len in [7, 0, 100_000, 3, 100_001, 100_000] {
+            set_len(&mut buffer, len);
+            assert_eq!(buffer.len(), len);
+            buffer.fill(1);
+        }
     }
 }

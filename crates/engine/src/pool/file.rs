@@ -230,14 +230,8 @@ impl File {
         let mut source = Committed::new(&self.store, state);
         let readahead = &self.readahead;
         // Errors are ignored: the data ahead may be damaged, but it was not asked for.
-        let is_scan = readahead.note(
-            &mut source,
-            &self.store,
-            self.id,
-            offset,
-            n as u64,
-            self.options.threads,
-        );
+        let is_scan = readahead
+            .note(&mut source, &self.store, self.id, offset, n as u64, || self.options.threads());
         source.is_point = !is_scan.unwrap_or(true);
         source.is_shared = source.is_point;
         extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;

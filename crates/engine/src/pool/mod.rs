@@ -122,8 +122,9 @@ pub struct Options {
     pub caches: Arc<Caches>,
     /// The cache that processes share, if one is to be used.
     pub shared_cache: Option<Arc<SharedCache>>,
-    /// The number of threads that compress; 1 for the caller's only.
-    pub threads: usize,
+    /// The number of threads that compress; 1 for the caller's only, `None` for one for each
+    /// processor.
+    pub threads: Option<usize>,
     /// The uncommitted bytes that a file may hold in memory.
     pub dirty_len_max: usize,
     /// The clock for `compression=auto`.
@@ -157,13 +158,19 @@ impl Options {
         Options {
             caches: Caches::new(cache_bytes),
             shared_cache: None,
-            threads: system::processor_count(),
+            threads: None,
             dirty_len_max: DIRTY_LEN_MAX,
             clock: system::clock(),
             now_ns: || 0,
             owner: || None,
             is_stopped: || false,
         }
+    }
+
+    /// Returns the number of threads that compress. Processors are counted only once somebody asks:
+    /// whoever reads a few rows does not.
+    pub fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(system::processor_count)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Memory that is allocated and freed for every read is memory that the system clears every time.
 
 use crate::codec::Stock;
+pub(super) use crate::codec::set_len;
 
 /// The maximum number of idle buffers.
 const IDLE_COUNT_MAX: usize = 8;

@@ -4,6 +4,7 @@
 //! entry can be stale, and none is ever invalidated: unreferenced entries age out.
 
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,6 +22,8 @@ const NODE_SHARE: u64 = 8;
 /// into one: the longest segments take half of this, and the longest inflated forms all of it. What
 /// fits in no shard would be decoded for each read again.
 const SHARD_MIN_BYTES: u64 = 32 << 20;
+/// The same for tree nodes, which take 64 KiB at most.
+const NODE_SHARD_MIN_BYTES: u64 = 1 << 20;
 /// The most shards that are worth their while.
 const SHARD_COUNT_MAX: usize = 64;
 /// The minimum capacity: enough for the nodes of a few paths and a few records.
@@ -62,8 +65,8 @@ impl Caches {
         let nodes = capacity_bytes / NODE_SHARE;
         let data = capacity_bytes - nodes;
         Arc::new(Caches {
-            nodes: Cache::with_weighter((nodes / 4096) as usize, nodes, NodeWeighter),
-            data: sharded(data),
+            nodes: sharded(nodes, (nodes / 4096) as usize, NODE_SHARD_MIN_BYTES, NodeWeighter),
+            data: sharded(data, (data / 65536) as usize, SHARD_MIN_BYTES, DataWeighter),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
@@ -127,20 +130,26 @@ impl Caches {
     }
 }
 
-/// Makes a cache whose shards are not too small for the longest extents.
-fn sharded(capacity: u64) -> Cache<DataKey, Bytes, DataWeighter> {
-    let items = (capacity / 65536).max(64) as usize;
-    let shards = ((capacity / SHARD_MIN_BYTES) as usize).clamp(1, SHARD_COUNT_MAX);
+/// Makes a cache whose shards are not too small for the longest extents. Their number does not
+/// depend on that of processors, which takes twenty system calls to find out.
+fn sharded<K: Eq + Hash, V: Clone, W: Weighter<K, V> + Clone>(
+    capacity: u64,
+    items: usize,
+    shard_min: u64,
+    weighter: W,
+) -> Cache<K, V, W> {
+    let items = items.max(64);
+    let shards = ((capacity / shard_min) as usize).clamp(1, SHARD_COUNT_MAX);
     let mut builder = OptionsBuilder::new();
     builder.estimated_items_capacity(items).weight_capacity(capacity).shards(1 << shards.ilog2());
     match builder.build() {
         Ok(options) => Cache::with_options(
             options,
-            DataWeighter,
+            weighter,
             DefaultHashBuilder::default(),
             DefaultLifecycle::default(),
         ),
-        Err(_) => Cache::with_weighter(items, capacity, DataWeighter),
+        Err(_) => Cache::with_weighter(items, capacity, weighter),
     }
 }
 

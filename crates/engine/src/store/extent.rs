@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::buffer::with_buffer;
+use super::buffer::{set_len, with_buffer};
 use super::cache::{Bytes, Part};
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
@@ -120,7 +120,7 @@ impl Store {
             }
         };
         let offset = self.offset_of(pointer);
-        stored.resize(pointer.stored_len as usize, 0);
+        set_len(stored, pointer.stored_len as usize);
         let n = self.device().read_at(stored, offset).map_err(|error| Error::io("read", error))?;
         if n < stored.len() {
             let what =

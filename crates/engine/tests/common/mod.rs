@@ -200,7 +200,7 @@ pub const GUID: [u8; 16] = *b"hardpack--tests!";
 pub fn options(dirty_len_max: usize) -> Options {
     let ticks = AtomicU64::new(0);
     let clock = Arc::new(move || TICK * ticks.fetch_add(1, Ordering::Relaxed) as u32);
-    Options { threads: 1, dirty_len_max, clock, ..Options::new(1 << 20) }
+    Options { threads: Some(1), dirty_len_max, clock, ..Options::new(1 << 20) }
 }
 
 /// The time that passes between two reads of a test's clock.

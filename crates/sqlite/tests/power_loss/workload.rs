@@ -376,7 +376,7 @@ impl Session {
         let index = self.random.below(self.shape.pools as u64) as usize;
         let path = self.shape.pool(&self.directory, index);
         let device = FileDevice::open(&path).map_err(|error| error.to_string())?;
-        let options = Options { threads: 1, ..Options::new(MAINTENANCE_CACHE_LEN) };
+        let options = Options { threads: Some(1), ..Options::new(MAINTENANCE_CACHE_LEN) };
         let pool = Pool::open(std::sync::Arc::new(device), options);
         let pool = pool.map_err(|error| error.to_string())?;
         let file = if self.shape.one_pool {

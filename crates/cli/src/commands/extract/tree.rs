@@ -118,7 +118,7 @@ impl<'t> Tree<'t> {
         let (sender, receiver) = sync_channel::<Task>(QUEUE_LEN);
         let receiver: Arc<Mutex<Receiver<Task>>> = Arc::new(Mutex::new(receiver));
         std::thread::scope(|scope| {
-            for _ in 0..self.opened.pool.options().threads.max(1) {
+            for _ in 0..self.opened.pool.options().threads().max(1) {
                 let receiver = Arc::clone(&receiver);
                 std::thread::Builder::new().spawn_scoped(scope, move || {
                     loop {

@@ -88,7 +88,7 @@ fn check_state(
     options: &Options,
     progress: &mut dyn FnMut(u64),
 ) -> Result<CheckReport> {
-    let threads = options.threads;
+    let threads = options.threads();
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = SpaceAccount::new(store, state);
     let padding = Padding::new(store, state);

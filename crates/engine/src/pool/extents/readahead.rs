@@ -68,7 +68,7 @@ impl ReadAhead {
         file: FileId,
         offset: u64,
         len: u64,
-        threads: usize,
+        threads: impl FnOnce() -> usize,
     ) -> Result<bool> {
         // Another thread is reading the same file: one of them is enough.
         let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
@@ -98,7 +98,7 @@ impl ReadAhead {
         let missing = extents.into_iter().map(|extent| extent.pointer);
         let missing: Vec<Pointer> = missing.filter(|pointer| !store.is_cached(pointer)).collect();
         announce(store, &missing);
-        if threads > 1 && !missing.is_empty() {
+        if !missing.is_empty() && threads() > 1 {
             self.decompress(store, missing);
         }
         Ok(continues)

@@ -146,7 +146,7 @@ impl File {
         if drafted.draft.is_none() {
             drafted.record_len = u64::from(settings.record_len);
         }
-        let len_max = bulk::batch_len(self.options.threads);
+        let len_max = bulk::batch_len(self.options.threads());
         let end = drafted.len.div_ceil(UNIT_LEN);
         let (mut parts, mut len, mut at): (Vec<Part>, usize, u64) = (Vec::new(), 0, from);
         let mut has_more = false;
@@ -188,7 +188,7 @@ impl File {
             checksum: settings.checksum,
             cut: None,
             written_len: 0,
-            syncing: Arc::new(Mutex::new(Syncing::new(&self.store, self.options.threads))),
+            syncing: Arc::new(Mutex::new(Syncing::new(&self.store, self.options.threads()))),
             _filling: filling,
         });
         Ok(())
@@ -244,7 +244,7 @@ impl File {
             parts.into_iter().map(|part| (part.units, (&target, part.job))).unzip();
         let mut batch = Batch::prepare(&self.store, jobs, begin)?;
         if settings.auto.is_some() {
-            let (how, threads) = (target.settings.compression, self.options.threads);
+            let (how, threads) = (target.settings.compression, self.options.threads());
             self.adapt.learn(how, batch.encoded_len(), threads, began);
         }
         let mut first = 0;
@@ -318,7 +318,7 @@ impl File {
         let mut settings = *settings;
         if let Some(auto) = settings.auto {
             let backlog_len = len.max(pending.units.len() as u64 * UNIT_LEN);
-            settings.compression = self.adapt.choose(auto, backlog_len, self.options.threads);
+            settings.compression = self.adapt.choose(auto, backlog_len, self.options.threads());
         }
         Ok(WriteTarget {
             is_draft: true,

@@ -153,7 +153,7 @@ impl Pool {
             settings: HashMap::new(),
             history: Arc::default(),
             attached_len: 0,
-            syncing: Syncing::new(self.store(), self.options().threads),
+            syncing: Syncing::new(self.store(), self.options().threads()),
             nameless: Vec::new(),
             filling: None,
             ask: None,
@@ -536,7 +536,7 @@ impl Import<'_> {
     fn add(&mut self, item: Item, len: usize) -> Result<()> {
         self.items_len += len + item.xattrs_len();
         self.items.push(item);
-        if self.items_len >= bulk::batch_len(self.pool.options().threads)
+        if self.items_len >= bulk::batch_len(self.pool.options().threads())
             || self.items.len() >= BATCH_COUNT
         {
             self.flush()?;

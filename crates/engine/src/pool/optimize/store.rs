@@ -92,7 +92,7 @@ impl Slot {
 impl Optimisation {
     /// Makes the next segments, one for each thread. Returns false when there are no more.
     pub(super) fn store_step(&mut self) -> Result<bool> {
-        let threads = self.pool.options().threads.max(1);
+        let threads = self.pool.options().threads().max(1);
         // What may differ from a base waits until that is stored.
         let is_ready = |planned: &Planned| match planned.role {
             Role::Difference(base) => self.bases.contains_key(&base),

@@ -376,7 +376,7 @@ impl Optimisation {
     /// Looks at the next records. Returns false when there are no more, or enough for one pass.
     pub(super) fn survey_step(&mut self) -> Result<bool> {
         let candidates = self.gather()?;
-        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads);
+        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads());
         let (pool, by_place, goal) = (&self.pool, &self.survey.by_place, self.goal);
         let follow_limit = FollowLimit::new(FOLLOW_PARTS_MAX * SURVEY_STEP_LEN);
         let is_known = |candidate: &Candidate| {

@@ -389,7 +389,7 @@ impl<'p> Receive<'p> {
             .into_iter()
             .map(|frame| Ok((frame.number, decode(&frame)?)))
             .collect::<Result<_>>()?;
-        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads);
+        let workers = Workers::beside_others(self.pool.store(), self.pool.options().threads());
         let verified = workers.for_jobs(bodies.len()).run(bodies.len(), |index| {
             let (number, body) = &bodies[index];
             let verified = verify(self.pool.store(), body);

@@ -150,7 +150,7 @@ impl Staging {
         batch: Vec<Record>,
         begin: &mut dyn FnMut() -> Result<Txn>,
     ) -> Result<Txn> {
-        let workers = Workers::beside_others(pool.store(), pool.options().threads);
+        let workers = Workers::beside_others(pool.store(), pool.options().threads());
         workers.for_jobs(batch.len()).run(batch.len(), |index| {
             let Record { number, sent, stored, .. } = &batch[index];
             let checked = check_content(pool.store(), sent, stored).map(drop);

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 const RECORD: usize = 32 << 10;
 
 fn options() -> Options {
-    Options { threads: 1, ..Options::new(8 << 20) }
+    Options { threads: Some(1), ..Options::new(8 << 20) }
 }
 
 fn create(properties: &[(Property, &str)]) -> (Pool, Arc<File>) {

@@ -33,7 +33,7 @@ fn content() -> Vec<u8> {
 fn fresh(bytes: &[u8], cache_len: u64) -> (Pool, Arc<File>) {
     let memory = Arc::new(MemoryDevice::default());
     let device: Arc<dyn Device> = memory.clone();
-    let options = |cache_len| Options { threads: 1, ..Options::new(cache_len) };
+    let options = |cache_len| Options { threads: Some(1), ..Options::new(cache_len) };
     let properties = [(Property::RecordSize, "128K"), (Property::Filter, "sqlite")];
     let created = create_options(9, &properties);
     let pool = Pool::create(device, &created, options(cache_len)).unwrap();

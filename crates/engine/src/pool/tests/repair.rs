@@ -88,7 +88,7 @@ fn with_index() -> (Arc<dyn Device>, Vec<u8>) {
 }
 
 fn reopen(device: &Arc<dyn Device>) -> Pool {
-    Pool::open(Arc::clone(device), Options { threads: 1, ..Options::new(1 << 20) }).unwrap()
+    Pool::open(Arc::clone(device), Options { threads: Some(1), ..Options::new(1 << 20) }).unwrap()
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn an_index_that_others_write_anew_is_not_taken_for_damaged() {
     let writer = Arc::new(reopen(&open()));
     let between = Meanwhile::on(open());
     let pool =
-        Pool::open(between.clone(), Options { threads: 1, ..Options::new(1 << 20) }).unwrap();
+        Pool::open(between.clone(), Options { threads: Some(1), ..Options::new(1 << 20) }).unwrap();
     rebuild_at_each_read(&between, &writer, 4);
     let done = pool.repair(Patience::Endless, &mut || true).unwrap();
     assert!(between.is_done(), "nobody wrote meanwhile");

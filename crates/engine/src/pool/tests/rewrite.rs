@@ -43,7 +43,7 @@ impl Fixture {
         bytes: Vec<u8>,
     ) -> Fixture {
         // The cache must hold the whole file; otherwise there are no deltas.
-        let with_cache = Options { threads: 1, ..Options::new(64 << 20) };
+        let with_cache = Options { threads: Some(1), ..Options::new(64 << 20) };
         let create = create_options(9, properties);
         let pool = Pool::create(Arc::clone(&device), &create, with_cache).unwrap();
         let file = only_file(&pool).unwrap();

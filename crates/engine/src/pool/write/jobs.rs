@@ -45,7 +45,7 @@ impl WriteTarget {
         WriteTarget {
             file,
             settings,
-            threads: options.threads,
+            threads: options.threads(),
             is_stopped: options.is_stopped,
             dictionary: None,
             adapt: None,

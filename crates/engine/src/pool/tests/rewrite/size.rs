@@ -13,7 +13,7 @@ use crate::test_common::{Rng, create_options, only_file, problems, read_all};
 
 /// Creates a pool whose cache holds all of these files, so that deltas can be made.
 fn create_cached(device: &Arc<dyn Device>, properties: &[(Property, &str)]) -> Pool {
-    let options = Options { threads: 1, ..Options::new(64 << 20) };
+    let options = Options { threads: Some(1), ..Options::new(64 << 20) };
     Pool::create(Arc::clone(device), &create_options(9, properties), options).unwrap()
 }
 
