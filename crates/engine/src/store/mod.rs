@@ -18,6 +18,7 @@
 mod bases;
 mod buffer;
 pub mod cache;
+mod clock;
 pub mod compact;
 pub mod compact_shared;
 mod company;
@@ -60,7 +61,8 @@ use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
 
-use self::company::{Clock, Company};
+use self::clock::Clock;
+use self::company::Company;
 pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
 pub use self::filling::Filling;
