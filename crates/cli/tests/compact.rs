@@ -76,6 +76,29 @@ fn a_vacuumed_pool_shrinks() {
     assert_whole(&pool, expected);
 }
 
+/// What closing a pool commits counts as well.
+#[test]
+fn the_length_that_is_told_is_that_of_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = directory.path().join("a.hpk");
+    let files = directory.path().join("files");
+    fs::create_dir(&files).unwrap();
+    for i in 0..40_u32 {
+        let bytes: Vec<u8> =
+            (0..i * 5000).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        fs::write(files.join(i.to_string()), bytes).unwrap();
+    }
+    hardpack().args(["put", "-q"]).args([&files, &pool]).assert().success();
+    hardpack().args(["rm", "-q", "-r"]).arg(pool.join("files")).assert().success();
+    let mut lens = Vec::new();
+    for _ in 0..4 {
+        let report = json_of(hardpack().args(["compact", "-q", "--json"]).arg(&pool));
+        assert_eq!(report["after_bytes"], len(&pool), "{lens:?}");
+        lens.push(len(&pool));
+    }
+    assert_eq!(lens[2], lens[3], "it ends: {lens:?}");
+}
+
 /// Connections of this process read and write while another process compacts.
 #[test]
 fn connections_go_on() {

@@ -5,6 +5,9 @@ use super::streams::{Reader, Stream};
 /// Spare bytes at the arena's end, so that short strings can be copied in chunks of this length.
 const SPARE_LEN: usize = 64;
 
+/// The most memory that is taken so that a record with more strings finds room, in bytes.
+const ROOM_LEN_MAX: usize = 64 << 10;
+
 /// Strings up to these lengths and `SPARE_LEN`, in bytes, are copied as a chunk of that length.
 const SHORT_LEN: usize = 16;
 const MEDIUM_LEN: usize = 32;
@@ -31,7 +34,7 @@ impl Arena {
         self.limit = self.used + out_len;
         if self.bytes.len() < self.limit + SPARE_LEN {
             // Not grown: that would copy what nobody needs. The next record may have more.
-            self.bytes = vec![0; self.limit + self.limit / 4 + SPARE_LEN];
+            self.bytes = vec![0; self.limit + (self.limit / 4).min(ROOM_LEN_MAX) + SPARE_LEN];
         }
         let (front, back) = self.bytes[..self.used].split_at_mut(text.len());
         front.copy_from_slice(text);

@@ -5,6 +5,7 @@
 //! the data moved so far stays moved. A pool that other processes hold is waited for, but not
 //! forever.
 
+use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -62,12 +63,14 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     let label = format!("compacting {}", text::path(&args.pool));
     let mut progress = Progress::new(label, total, args.quiet);
     let done = work(&mut compaction, &mut progress);
-    let report = compaction.report();
+    let mut report = compaction.report();
     let done = done.and_then(|()| {
         progress.finish();
         Ok(pool.close()?)
     });
     done.map_err(|reason| what_was_done(reason, &pool, &report))?;
+    // What closing the pool commits may lengthen it by some sectors.
+    report.after_bytes = fs::metadata(&args.pool)?.len();
     report_on(args, &report, began)
 }
 

@@ -155,11 +155,12 @@ impl<'a> Held<'a> {
             let name = self.snapshots[index].name.escape_ascii().to_string();
             whole &= part.problems.is_empty();
             for (at, problem) in part.problems.into_iter().enumerate() {
-                let detail = format!("snapshot '{name}': {}", problem.detail);
-                let doubt = match part.doubts.get(&at) {
-                    Some(Doubt::Unknown) => Doubt::Unknown,
-                    _ => Doubt::Snapshot(self.snapshots[index].number),
+                let (doubt, within) = match part.doubts.get(&at) {
+                    // It is about the present state.
+                    Some(Doubt::Unknown) => (Doubt::Unknown, "in comparison with snapshot"),
+                    _ => (Doubt::Snapshot(self.snapshots[index].number), "snapshot"),
                 };
+                let detail = format!("{within} '{name}': {}", problem.detail);
                 report.doubt(doubt, problem.file, problem.range, detail);
             }
             report.bytes = part.bytes;
