@@ -1,7 +1,7 @@
 # Two commands are enough to begin: `make demo` shows what Hardpack does, `make test` tests it.
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test lint bench crash schedules torture sqlite-suite examples fuzz dist book packages clean
+.PHONY: build demo test test-python test-reader lint bench crash schedules torture sqlite-suite examples fuzz dist book packages clean
 
 # Builds the command (target/release/hardpack) and the SQLite extension (target/release/libhardpack.so).
 build: packages
@@ -15,11 +15,10 @@ demo: build
 # Runs every test. Those that drive the stock shell, and the short benchmark, need the release build. Those of `import`
 # make archives with their own tools.
 test: build
-	scripts/packages.sh acl zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd
+	scripts/packages.sh acl zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd python3-venv
 	cargo test --workspace --locked
 	scripts/package.sh
-	scripts/python.sh
-	scripts/reader/test.sh
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-python test-reader
 	scripts/mount.sh --quick
 	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
@@ -27,6 +26,12 @@ test: build
 	scripts/examples.sh --quick
 	scripts/dist/test.sh --quick
 	scripts/docs/guides.py
+
+# These two use one processor each.
+test-python:
+	scripts/python.sh
+test-reader:
+	scripts/reader/test.sh
 
 # Checks formatting, lints, documentation, spelling, and licences of dependencies. Warnings are errors.
 lint: packages
