@@ -284,7 +284,7 @@ impl Codec {
         dst: &mut [u8],
         full_len: usize,
     ) -> Result<usize, CodecError> {
-        set_len(&mut self.whole, full_len);
+        self.whole.resize(full_len, 0);
         let found = self.gzip.decompress(src, &mut self.whole)?.min(dst.len());
         dst[..found].copy_from_slice(&self.whole[..found]);
         Ok(found)
