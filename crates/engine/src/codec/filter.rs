@@ -12,8 +12,9 @@
 //! Invariants:
 //!
 //! * A filtered form is compressed only after decoding it has given exactly the record.
-//! * Whatever the data says, decoding allocates at most [`filtered_len_max`] bytes and 64 KiB for the
-//!   filtered form, plus the filter's own memory: 17 bytes for each byte of the record and 1 MiB.
+//! * Whatever the data says, decoding allocates at most [`filtered_len_max`] bytes and 64 KiB for
+//!   the filtered form, plus the filter's own memory: 17 bytes for each byte of the record, and
+//!   1 MiB.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
