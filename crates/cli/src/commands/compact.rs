@@ -69,8 +69,8 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
         Ok(pool.close()?)
     });
     done.map_err(|reason| what_was_done(reason, &pool, &report))?;
-    // What closing the pool commits may lengthen it by some sectors.
-    report.after_bytes = fs::metadata(&args.pool)?.len();
+    // What closing the pool commits may lengthen it by some sectors. It may have been renamed.
+    report.after_bytes = fs::metadata(&args.pool).map_or(report.after_bytes, |it| it.len());
     report_on(args, &report, began)
 }
 
