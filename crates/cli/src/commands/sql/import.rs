@@ -33,6 +33,9 @@ pub struct Import<'w> {
 /// Imports a file in one transaction: all of it, or nothing. A table that does not exist is made
 /// from the names in the first record.
 pub fn import(shell: &mut Shell, import: &Import<'_>) -> Result<(), Trouble> {
+    // SQLite answers an interrupted INSERT by rolling back everything, also what came before the
+    // import in a transaction of the user. So Ctrl-C counts between two records instead.
+    let _held = interrupts::hold();
     let path = Path::new(OsStr::from_bytes(import.file));
     shell.refuse_open_database(path)?;
     let mut file = BufReader::new(File::open(path)?);
@@ -42,9 +45,6 @@ pub fn import(shell: &mut Shell, import: &Import<'_>) -> Result<(), Trouble> {
     for _ in 0..import.skip {
         file.skip_until(b'\n')?;
     }
-    // SQLite answers an interrupted INSERT by rolling back everything, also what came before the
-    // import in a transaction of the user. So Ctrl-C counts between two records instead.
-    let _held = interrupts::hold();
     shell.db.execute_batch("SAVEPOINT hardpack_import")?;
     match insert_all(shell, import, file) {
         Ok(()) => Ok(shell.db.execute_batch("RELEASE hardpack_import")?),
