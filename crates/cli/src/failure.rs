@@ -2,14 +2,13 @@
 //! optional hint, and an exit code.
 
 use std::any::Any;
-use std::ffi::c_int;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 use hardpack_engine::{CutShort, Error};
-use rusqlite::ErrorCode;
+use rusqlite::{ErrorCode, ffi};
 
 use crate::{output, signals, text};
 
@@ -221,9 +220,9 @@ impl From<rusqlite::Error> for Reason {
         let reason = Reason::new(code, text);
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => reason.hint(FULL_HINT),
-            _ => match hardpack::refusals::take() {
+            found => match hardpack::refusals::take() {
                 // The last one may have been about something else, which was overcome.
-                Some(refusal) if is_of(&error, refusal.code()) => {
+                Some(refusal) if found == Some(ffi::Error::new(refusal.code()).code) => {
                     let hint = refusal.hint();
                     Reason::new(code, refusal.text).hint(hint)
                 }
@@ -231,12 +230,6 @@ impl From<rusqlite::Error> for Reason {
             },
         }
     }
-}
-
-/// Whether an error has this code of SQLite, whatever its extended one is.
-fn is_of(error: &rusqlite::Error, code: c_int) -> bool {
-    let primary = |code| code & 0xff;
-    error.sqlite_error().is_some_and(|it| primary(it.extended_code) == primary(code))
 }
 
 /// The exit code for an error of SQLite.

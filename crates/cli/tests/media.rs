@@ -9,11 +9,11 @@ use std::process::Command;
 use common::*;
 use rusqlite::Connection;
 
-/// A mounted image of a directory.
+/// A directory that is mounted elsewhere, for reading only.
 struct Medium<'a>(&'a Path);
 
 impl<'a> Medium<'a> {
-    /// Makes an image of `from` and mounts it; `None` where that is not possible.
+    /// Makes an image of `from`, and mounts that; `None` where that is not possible.
     fn of(from: &Path, at: &'a Path) -> Option<Medium<'a>> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             return None;
@@ -29,6 +29,19 @@ impl<'a> Medium<'a> {
             assert!(done.status.success(), "{tool}: {}", String::from_utf8_lossy(&done.stderr));
         }
         Some(Medium(at))
+    }
+
+    /// Mounts `from` itself, where others may still write to it; `None` without permission.
+    fn in_use(from: &Path, at: &'a Path) -> Option<Medium<'a>> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        fs::create_dir(at).unwrap();
+        let mount = |arguments: &[&Path]| Command::new("mount").args(arguments).status().unwrap();
+        assert!(mount(&[Path::new("--bind"), from, at]).success());
+        let mounted = Medium(at);
+        assert!(mount(&[Path::new("-o"), Path::new("remount,ro,bind"), at]).success());
+        Some(mounted)
     }
 }
 
@@ -93,29 +106,6 @@ fn databases_on_a_read_only_medium() {
     assert!(said.contains("readonly") || said.contains("read-only"), "{said}");
 }
 
-/// A directory that is mounted once more, for reading only.
-struct ReadOnly<'a>(&'a Path);
-
-impl<'a> ReadOnly<'a> {
-    fn of(from: &Path, at: &'a Path) -> Option<ReadOnly<'a>> {
-        if !rustix::process::geteuid().is_root() {
-            return None;
-        }
-        fs::create_dir(at).unwrap();
-        let mount = |arguments: &[&Path]| Command::new("mount").args(arguments).status().unwrap();
-        assert!(mount(&[Path::new("--bind"), from, at]).success());
-        let mounted = ReadOnly(at);
-        assert!(mount(&[Path::new("-o"), Path::new("remount,ro,bind"), at]).success());
-        Some(mounted)
-    }
-}
-
-impl Drop for ReadOnly<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0).status();
-    }
-}
-
 #[test]
 fn what_a_log_needs_is_said_where_nothing_can_be_made_beside_a_pool() {
     let directory = tempfile::tempdir().unwrap();
@@ -130,7 +120,7 @@ fn what_a_log_needs_is_said_where_nothing_can_be_made_beside_a_pool() {
         .success();
     // Others may write to it, so it cannot be read as if nobody did.
     fs::write(from.join("left.hpk-wal"), "log").unwrap();
-    let Some(_mounted) = ReadOnly::of(&from, &at) else { return };
+    let Some(_mounted) = Medium::in_use(&from, &at) else { return };
     let pool = at.join("left.hpk");
     let out = directory.path().join("out");
     let commands: [&[&Path]; 4] = [

@@ -109,6 +109,11 @@ pub fn split(name: &[u8]) -> Option<(&[u8], CompanionKind)> {
     is_number.then_some((database, CompanionKind::SuperJournal))
 }
 
+/// Returns the name of the database that a companion file belongs to, or else the name itself.
+pub fn database_of(name: &[u8]) -> &[u8] {
+    split(name).map_or(name, |(database, _)| database)
+}
+
 /// Finds what a name of SQLite refers to. Fails with a code for SQLite if the pool cannot be read.
 ///
 /// # Safety

@@ -180,11 +180,12 @@ unsafe extern "C" fn open(
 /// The arguments are those of xOpen.
 unsafe fn open_file(
     host: Host,
-    mut name: *const c_char,
+    asked: *const c_char,
     file: *mut sqlite3_file,
     flags: c_int,
     out_flags: *mut c_int,
 ) -> c_int {
+    let mut name = asked;
     // SAFETY: SQLite passes valid arguments.
     unsafe {
         let opened = if !name.is_null() && flags & SQLITE_OPEN_MAIN_DB != 0 {
@@ -216,8 +217,7 @@ unsafe fn open_file(
             let Some(open) = host.methods().xOpen else { return SQLITE_CANTOPEN };
             let code = open(host.as_ptr(), name, file, flags, out_flags);
             if code == SQLITE_CANTOPEN && flags & SQLITE_OPEN_WAL != 0 {
-                let log = CStr::from_ptr(name).to_bytes();
-                let database = companion::split(log).map_or(log, |(database, _)| database);
+                let database = companion::database_of(CStr::from_ptr(asked).to_bytes());
                 refusals::refuse_log(Path::new(OsStr::from_bytes(database)));
             }
             return code;

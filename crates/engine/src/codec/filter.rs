@@ -319,11 +319,7 @@ impl Codec {
         set_len(&mut filtered, len);
         let decompressed = self.decompress_with(codec, src, &mut filtered, dictionary);
         let decoded = decompressed.and_then(|()| {
-            let filter = &mut self.filtering.filter;
-            let decoded = match dst.len() == full_len {
-                true => filter.decode(&filtered, dst),
-                false => filter.decode_part(&filtered, full_len, start, dst),
-            };
+            let decoded = self.filtering.filter.decode_part(&filtered, full_len, start, dst);
             decoded.map_err(|malformed| CodecError::Filtered { codec: id, malformed })
         });
         self.filtering.filtered = filtered;

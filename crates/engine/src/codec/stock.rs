@@ -60,10 +60,8 @@ mod tests {
             outer.push(1);
             IDLE.lend(is_small, |inner| assert!(inner.is_empty()));
         });
-        let sum = |first: u8, second: u8| first + second;
-        let lens = IDLE.lend(is_small, |first| {
-            IDLE.lend(is_small, |second| sum(first.len() as u8, second.len() as u8))
-        });
+        let lens =
+            IDLE.lend(is_small, |first| IDLE.lend(is_small, |second| first.len() + second.len()));
         assert_eq!(lens, 1, "both were kept, one of them with a byte");
         for _ in 0..2 {
             IDLE.lend(is_small, |thing| *thing = vec![0; 3]);

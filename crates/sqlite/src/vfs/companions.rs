@@ -51,7 +51,7 @@ pub(super) unsafe fn open_companion(
     if is_journal && !is_plain {
         // SAFETY: the caller vouches for the name.
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
-        let database = companion::split(path).map_or(path, |(database, _)| database);
+        let database = companion::database_of(path);
         let pool_path = PoolPath::split(host, database);
         let pool = pool_path.as_ref().map_or(database, |pool_path| &pool_path.pool);
         // SAFETY: both names end with a NUL byte. The journal copies what it needs of them, and its
