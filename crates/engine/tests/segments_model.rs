@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use common::databases::database;
 use common::media::{Machine, code, sound};
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
@@ -21,6 +22,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 #[derive(Debug, Default)]
 struct Happened {
     records: u64,
+    versions: u64,
     inflated: u64,
     transformed: u64,
     overtaken: u64,
@@ -38,12 +40,14 @@ struct Model {
     optimisations: Vec<Optimisation>,
     compactions: Vec<Compaction>,
     next_snapshot: u64,
+    /// Whether most files are databases.
+    has_databases: bool,
     happened: Happened,
     label: String,
 }
 
 impl Model {
-    fn new(seed: u64) -> Model {
+    fn new(seed: u64, has_databases: bool) -> Model {
         let mut rng = Rng(seed);
         let device = Arc::new(MemoryDevice::default());
         let dedup = rng.pick(&["off", "off", "on"]);
@@ -64,6 +68,7 @@ impl Model {
             optimisations: Vec::new(),
             compactions: Vec::new(),
             next_snapshot: 0,
+            has_databases,
             happened: Happened::default(),
             label: format!("seed {seed}"),
         }
@@ -73,6 +78,9 @@ impl Model {
         let len = self.rng.pick(&[10, 500, 3000, 5000, 20_000, 70_000, 200_000]);
         let len = 1 + self.rng.below(len) as usize;
         let seed = self.rng.below(3);
+        if self.has_databases && !self.rng.one_in(4) {
+            return database(seed, len.max(60_000), self.rng.below(6));
+        }
         match self.rng.below(11) {
             0 => vec![0; len],
             1 => Rng(seed).noise(len),
@@ -253,6 +261,7 @@ impl Model {
                     let report = self.optimisations.swap_remove(index).report().clone();
                     assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
                     self.happened.records += report.records;
+                    self.happened.versions += report.versions;
                     self.happened.inflated += report.inflated_streams;
                     self.happened.transformed += report.transformed_len;
                     self.happened.overtaken += report.overtaken;
@@ -297,11 +306,11 @@ fn assert_holds(pool: &Pool, files: &Files, label: &str) {
     }
 }
 
-#[test]
-fn files_in_segments_are_vectors_of_bytes() {
+/// Acts on a model for each of twelve seeds.
+fn happened(has_databases: bool) -> Happened {
     let mut sum = Happened::default();
     for seed in 0..12 {
-        let mut model = Model::new(seed);
+        let mut model = Model::new(seed, has_databases);
         for round in 0..400 {
             model.act();
             if round % 20 == 19 {
@@ -311,6 +320,7 @@ fn files_in_segments_are_vectors_of_bytes() {
         }
         let it = model.happened;
         sum.records += it.records;
+        sum.versions += it.versions;
         sum.inflated += it.inflated;
         sum.transformed += it.transformed;
         sum.overtaken += it.overtaken;
@@ -319,6 +329,19 @@ fn files_in_segments_are_vectors_of_bytes() {
         sum.reopened += it.reopened;
     }
     println!("{sum:?}");
+    sum
+}
+
+#[test]
+fn files_in_segments_are_vectors_of_bytes() {
+    let sum = happened(false);
     assert!(sum.records > 100 && sum.inflated > 50 && sum.transformed > 500_000);
     assert!(sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
+}
+
+#[test]
+fn versions_of_databases_are_vectors_of_bytes() {
+    let sum = happened(true);
+    assert!(sum.versions > 100 && sum.overtaken > 10);
+    assert!(sum.moved > 0 && sum.rollbacks > 0 && sum.reopened > 0);
 }

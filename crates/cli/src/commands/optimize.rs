@@ -68,7 +68,7 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
 }
 
 fn has_gained(report: &OptimizeReport) -> bool {
-    report.segments > 0 || report.metadata_after < report.metadata_before
+    report.segments > 0 || report.versions > 0 || report.metadata_after < report.metadata_before
 }
 
 fn pool_len(pool: &Pool) -> u64 {
@@ -98,6 +98,7 @@ fn work(
                 if let Some(progress) = &mut progress {
                     progress.at(match stage {
                         OptimizeStage::Survey => report.surveyed_len,
+                        OptimizeStage::Versions => report.compared_len,
                         OptimizeStage::Pack => report.packed_len,
                         _ => report.done_len,
                     });
@@ -120,6 +121,7 @@ fn work(
 fn bar(args: &OptimizeArgs, stage: OptimizeStage, report: &OptimizeReport) -> Progress {
     let (label, total) = match stage {
         OptimizeStage::Survey => ("looking for near-copies".into(), report.file_len),
+        OptimizeStage::Versions => ("comparing databases".into(), report.database_len),
         OptimizeStage::Pack => ("packing names and pointers".into(), report.metadata_len),
         _ => (format!("compressing with {}", args.compression), report.planned_len),
     };
@@ -162,6 +164,7 @@ fn report_on(
             "records": report.records,
             "segments": report.segments,
             "differences": report.differences,
+            "versions": report.versions,
             "allocated_before": report.allocated_before,
             "allocated_after": report.allocated_after,
             "metadata_before": report.metadata_before,
@@ -210,6 +213,13 @@ fn report_on(
             count(report.differences, false),
         ))?;
     }
+    if report.versions > 0 {
+        output::print_line(format_args!(
+            "  databases: {} records share those of other versions, {}",
+            count(report.versions, false),
+            became(report.versions_before, report.versions_after),
+        ))?;
+    }
     if report.inflated_streams > 0 {
         output::print_line(format_args!(
             "  inflated: {} deflate streams, {} became {} before they were compressed again",
@@ -234,7 +244,10 @@ fn report_on(
     };
     let left = [
         (report.held_len, held),
-        (report.database_len, "databases, which 'hardpack repack' compresses better"),
+        (
+            report.database_len.saturating_sub(report.versions_len),
+            "databases; 'hardpack repack', before this, compresses them better",
+        ),
         (report.segment_len, in_segments),
     ];
     for (len, reason) in left.into_iter().filter(|(len, _)| *len > 0) {

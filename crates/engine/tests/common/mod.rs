@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each suite uses its own part")]
 
 pub mod chunks;
+pub mod databases;
 pub mod faults;
 pub mod handle;
 pub mod limits;

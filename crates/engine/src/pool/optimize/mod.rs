@@ -11,6 +11,7 @@
 //! plan      which segments are stored as differences from which (`bases.rs`)
 //! store     read again, compress on all cores; in a transaction for each segment, exchange the
 //!           pointers of all records that nobody changed in the meantime
+//! versions  share records among versions of a database, with patches (`versions/`)
 //! pack      merge the nodes of the trees that lead to all of this, and to names (`pack.rs`)
 //! ```
 //!
@@ -22,9 +23,9 @@
 //!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
-//! Left alone are databases, which have a better form of their own; what snapshots, or files that
-//! do not take part, hold as well, which would not go away; what fits into its pointer; and records
-//! that a segment would not make smaller.
+//! Databases get no segments, since they have a better form of their own. Left alone is what
+//! snapshots, or files that do not take part, hold as well, which would not go away; what fits into
+//! its pointer; and records that a segment would not make smaller.
 //!
 //! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about four hundred bytes each, and five
 //! segments for each thread, with what the codec needs. More pieces are optimised in several
@@ -41,6 +42,7 @@ mod related;
 mod sketch;
 mod store;
 mod survey;
+mod versions;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -49,6 +51,7 @@ use self::bases::{Base, Planned};
 pub use self::goal::{Again, SegmentGoal};
 use self::pack::Packing;
 use self::survey::Survey;
+use self::versions::Versions;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::namespace::entries::Kind;
@@ -100,6 +103,16 @@ pub struct OptimizeReport {
     pub segment_len: u64,
     /// Bytes of records that snapshots hold, or whose segments files that do not take part share.
     pub held_len: u64,
+    /// Records of databases that share those of other versions now.
+    pub versions: u64,
+    /// Their bytes.
+    pub versions_len: u64,
+    /// The space that they took before, in bytes.
+    pub versions_before: u64,
+    /// The space that they take now besides what they share, in bytes.
+    pub versions_after: u64,
+    /// How many bytes of databases were looked at for that.
+    pub compared_len: u64,
     /// Bytes of databases.
     pub database_len: u64,
     /// Records that were changed meanwhile.
@@ -125,6 +138,8 @@ pub enum OptimizeStage {
     Survey,
     /// It makes segments.
     Store,
+    /// It looks for versions of databases.
+    Versions,
     /// It packs names and pointers.
     Pack,
     /// It has ended.
@@ -143,8 +158,9 @@ pub struct Optimisation {
     is_all: bool,
     stage: OptimizeStage,
     survey: Survey,
-    /// The files that were left alone as databases.
+    /// The files that got no segments, as databases.
     databases: HashSet<FileId>,
+    versions: Versions,
     packing: Packing,
     /// Whether only what is left of old segments is still looked for.
     is_clearing: bool,
@@ -173,6 +189,7 @@ impl Pool {
             stage: OptimizeStage::Survey,
             survey: Survey::new(made),
             databases: HashSet::new(),
+            versions: Versions::default(),
             packing: Packing::default(),
             is_clearing: false,
             plan: VecDeque::new(),
@@ -227,9 +244,16 @@ impl Optimisation {
                         }
                     }
                     if !has_more {
-                        self.begin_packing()?;
+                        self.begin_versions();
                     }
-                    self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Pack };
+                    self.stage =
+                        if has_more { OptimizeStage::Survey } else { OptimizeStage::Versions };
+                }
+            }
+            OptimizeStage::Versions => {
+                if !self.versions_step()? {
+                    self.begin_packing()?;
+                    self.stage = OptimizeStage::Pack;
                 }
             }
             OptimizeStage::Pack => {

@@ -220,7 +220,7 @@ fn restore_file_extents(
 }
 
 /// Adds a pointer to an extent, or copies the extent if its reference count is at the maximum.
-pub(super) fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
+pub(in crate::pool) fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
     if let Some(shared) = txn.share(pointer)? {
         return Ok(shared);
     }

@@ -313,6 +313,7 @@ impl Apply {
             file,
             settings,
             threads: 1,
+            patch_compression: settings.compression,
             is_stopped: || false,
             dictionary: None,
             adapt: None,

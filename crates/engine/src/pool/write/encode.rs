@@ -106,11 +106,11 @@ pub(in crate::pool) fn encode(
         let how = Encoded::Embedded { codec: CodecId::Raw, level: 0 };
         return Ok(EncodedJob { filter: Filter::Delta, ..EncodedJob::new(how, delta.clone()) });
     }
-    // Patches are soon folded or replaced: they must be cheap, and their bytes end up at the
+    // Most patches are soon folded or replaced: they must be cheap, and their bytes end up at the
     // record's own level anyway.
     let compression = match (job.span_log2, settings.compression) {
         (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
-        (None, _) => Compression::Lz4,
+        (None, _) => target.patch_compression,
     };
     let may_be_random = job.span_log2.is_some() && compression != Compression::Off;
     if may_be_random && target.history.raw.suggests_raw(&job.bytes) {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::codec::{Dictionary, Encoded};
+use crate::codec::{Compression, Dictionary, Encoded};
 use crate::error::Result;
 use crate::pool::Options;
 use crate::pool::extents::change::{add_file_extent, remove_file_extents};
@@ -26,6 +26,8 @@ pub(in crate::pool) struct WriteTarget {
     pub file: FileId,
     pub settings: Settings,
     pub threads: usize,
+    /// How patches are compressed, unless nothing is.
+    pub patch_compression: Compression,
     /// The dictionary for patches and short records, with its number.
     pub dictionary: Option<(u32, Arc<Dictionary>)>,
     /// Chooses the level if the settings leave it open.
@@ -46,6 +48,7 @@ impl WriteTarget {
             file,
             settings,
             threads: options.threads(),
+            patch_compression: Compression::Lz4,
             is_stopped: options.is_stopped,
             dictionary: None,
             adapt: None,

@@ -48,9 +48,9 @@ use crate::units::{Ashift, FileId};
 /// A change becomes patches if it covers at most 1/`CHANGED_PART_MIN` of a record's units.
 const CHANGED_PART_MIN: u64 = 2;
 /// A record is folded when its patches take more than 1/`PATCHED_PART_MIN` of its own size.
-const PATCHED_PART_MIN: u64 = 2;
+pub(super) const PATCHED_PART_MIN: u64 = 2;
 /// The size of a patch besides its extent: its entry in the tree.
-const PATCH_ENTRY_LEN: u64 = 84;
+pub(super) const PATCH_ENTRY_LEN: u64 = 84;
 /// A patch holds only differences if they take at most 1/`DELTA_PART_MAX` of its length. Then even
 /// the fastest codec would not be worth its time.
 const DELTA_PART_MAX: usize = 4;

@@ -1,0 +1,289 @@
+//! Versions of a database: copies of several days or places share the records from which they
+//! differ by little.
+//!
+//! Most pages of a database stay where they are from one day to the next. Records that stay equal
+//! are shared when they are stored, if the pool deduplicates. A record of which a few rows changed
+//! becomes a pointer to that of another version, with patches over it: as if somebody had copied
+//! that version within the pool and changed the rows. So there is no form that readers, writers,
+//! snapshots or streams would have to know.
+//!
+//! ```text
+//! families   which databases begin alike
+//! gather     the slots of a family at the same place of its files (`slots.rs`)
+//! match      some records stay; each of the others gets patches over one of them (`matching.rs`)
+//! exchange   in a transaction, replace those that nobody has changed meanwhile
+//! ```
+//!
+//! The version that was changed last keeps its own records, since it is the one that may be in use.
+//! So do records that are shared already: versions differ from one of them until too much has
+//! changed since; then the next one stays whole, and others differ from that.
+
+mod matching;
+mod slots;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use self::matching::{Exchange, Matched, matched};
+use self::slots::{slots_in, versions_of};
+use super::arrange::rank;
+use super::sketch::Sketch;
+use super::{LOOK_COUNT, Optimisation, STEP_WAIT};
+use crate::error::{Error, Result};
+use crate::pool::extents::change::{add_file_extent, remove_file_extents};
+use crate::pool::extents::{next_record_start, read_range, record_at};
+use crate::pool::namespace::entries;
+use crate::pool::snapshots::restore::share;
+use crate::pool::write::jobs::{WriteTarget, put_job, store_encoded};
+use crate::pool::write::workers::Workers;
+use crate::store::format::pointer::Pointer;
+use crate::store::trees::TreeId;
+use crate::store::{Durability, Patience, Txn};
+use crate::units::FileId;
+
+/// How much of each file a step looks at, unless a record is longer.
+const WINDOW_LEN: u64 = 1 << 20;
+
+/// What was found of the databases so far.
+#[derive(Debug, Default)]
+pub(super) struct Versions {
+    /// Those that were not looked at yet, in the order of their paths.
+    new: VecDeque<FileId>,
+    looked_at: Vec<Front>,
+    families: VecDeque<Family>,
+    /// Where in the files of the first family the next step begins.
+    at: u64,
+}
+
+/// What a database begins with.
+#[derive(Debug)]
+struct Front {
+    file: FileId,
+    len: u64,
+    modified_ns: i64,
+    sketch: Sketch,
+}
+
+/// Databases that resemble each other, those that were changed last first.
+#[derive(Debug, Default)]
+struct Family {
+    files: Vec<FileId>,
+    lens: Vec<u64>,
+}
+
+impl Family {
+    /// Returns how many bytes the files have in a window.
+    fn len_in(&self, window: &Range<u64>) -> u64 {
+        let within = |len: &u64| window.end.min(*len).saturating_sub(window.start);
+        self.lens.iter().map(within).sum()
+    }
+}
+
+impl Optimisation {
+    /// Begins to look for versions of databases.
+    pub(super) fn begin_versions(&mut self) {
+        let files = self.files.iter().map(|(file, _)| *file);
+        let new = files.filter(|file| self.databases.contains(file)).collect();
+        self.versions = Versions { new, ..Versions::default() };
+    }
+
+    /// Returns whether there is more to do.
+    pub(super) fn versions_step(&mut self) -> Result<bool> {
+        if !self.versions.new.is_empty() {
+            self.look_at_fronts()?;
+            if self.versions.new.is_empty() {
+                let looked_at = std::mem::take(&mut self.versions.looked_at);
+                let families = families_of(looked_at);
+                let in_families: u64 =
+                    families.iter().map(|family| family.len_in(&(0..u64::MAX))).sum();
+                self.report.compared_len = self.report.database_len.saturating_sub(in_families);
+                for file in families.iter().flat_map(|family| &family.files[1..]) {
+                    // Their pointers can be packed: they are not in use as a database is.
+                    self.databases.remove(file);
+                }
+                self.versions.families = families.into();
+            }
+            return Ok(true);
+        }
+        let Some(family) = self.versions.families.front() else { return Ok(false) };
+        let at = self.versions.at;
+        let next = self.pool.read(|source| {
+            let mut next: Option<u64> = None;
+            for file in &family.files {
+                let start = match record_at(source, *file, at)? {
+                    Some(record) if record.start == at => Some(at),
+                    _ => next_record_start(source, *file, at, u64::MAX)?,
+                };
+                next = next.into_iter().chain(start).min();
+            }
+            Ok(next)
+        })?;
+        let end = next.map_or(u64::MAX, |start| start.saturating_add(WINDOW_LEN));
+        let passed_len = family.len_in(&(at..end));
+        match next {
+            Some(start) => {
+                self.match_window(&(start..end))?;
+                self.versions.at = end;
+            }
+            None => {
+                self.versions.families.pop_front();
+                self.versions.at = 0;
+            }
+        }
+        self.report.compared_len += passed_len;
+        Ok(true)
+    }
+
+    /// Looks at what some of the databases begin with.
+    fn look_at_fronts(&mut self) -> Result<()> {
+        let count = self.versions.new.len().min(LOOK_COUNT);
+        let some: Vec<FileId> = self.versions.new.iter().take(count).copied().collect();
+        let pool = &self.pool;
+        let workers = Workers::beside_others(pool.store(), pool.options().threads());
+        let looked_at = workers.at_most(count).run(count, |index| {
+            let file = some[index];
+            let found = pool.read(|source| {
+                let attributes = entries::attributes(source, file)?;
+                let Some(record) = record_at(source, file, 0)? else { return Ok(None) };
+                let mut bytes = vec![0; record.span().min(attributes.len) as usize];
+                read_range(source, file, &mut bytes, 0)?;
+                let sketch = Sketch::of(&bytes);
+                let entries::Attributes { len, modified_ns, .. } = attributes;
+                Ok(Some(Front { file, len, modified_ns, sketch }))
+            });
+            match found {
+                Err(Error::NotFound { .. }) => Ok(None),
+                Err(error) if error.is_corruption() => Ok(None),
+                found => found,
+            }
+        })?;
+        self.versions.looked_at.extend(looked_at.into_iter().flatten());
+        self.versions.new.drain(..count);
+        Ok(())
+    }
+
+    /// Replaces records that begin in a window of the files of a family.
+    fn match_window(&mut self, window: &Range<u64>) -> Result<()> {
+        let Some(family) = self.versions.families.front() else { return Ok(()) };
+        let pool = &self.pool;
+        let places = pool.read(|source| {
+            let places = slots_in(source, &family.files, window)?.into_iter();
+            places
+                .map(|slots| versions_of(source, slots, family.files[0]))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        let workers = Workers::beside_others(pool.store(), pool.options().threads());
+        let compression = self.goal.compression;
+        let all = workers
+            .at_most(places.len())
+            .run(places.len(), |index| matched(pool, &places[index], compression))?;
+        let mut exchanges = Vec::new();
+        for Matched { exchanges: some, held_len, damaged } in all {
+            exchanges.extend(some);
+            self.report.held_len += held_len;
+            self.report.damaged.extend(damaged);
+        }
+        if exchanges.is_empty() {
+            return Ok(());
+        }
+        let store = pool.store();
+        // What was freed before can then be used.
+        store.make_durable()?;
+        let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
+        txn.note_bulk();
+        let mut done = false;
+        for exchange in &mut exchanges {
+            done |= self.exchange_version(&mut txn, exchange)?;
+        }
+        // Without an exchange, nothing is committed.
+        if done {
+            txn.commit(Durability::Visible)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the record of a version, unless anything has changed since it was matched.
+    fn exchange_version(&mut self, txn: &mut Txn, exchange: &mut Exchange) -> Result<bool> {
+        let Exchange { base, slots, patches, .. } = exchange;
+        let count = slots.len() as u64;
+        let mut is_same = base.has_same_record(txn)?;
+        for slot in slots.iter() {
+            is_same = is_same && slot.is_there(txn)?;
+        }
+        if !is_same {
+            self.report.overtaken += count;
+            return Ok(false);
+        }
+        for slot in slots.iter() {
+            if slot.is_held(txn)? {
+                // A snapshot was taken in the meantime.
+                self.report.held_len += slot.len as u64;
+                return Ok(false);
+            }
+        }
+        let ashift = txn.store().ashift();
+        let sectors =
+            patches.iter().map(|(job, encoded)| encoded.sectors(job, ashift.sector_len()));
+        txn.provision(sectors.filter(|sectors| *sectors > 0))?;
+        let mut stored: Vec<(u64, Pointer)> = Vec::new();
+        for (index, slot) in slots.iter().enumerate() {
+            let (file, start) = (slot.file, slot.record.start);
+            for tree in [TreeId::Patches, TreeId::Map] {
+                remove_file_extents(txn, tree, file, start, slot.record.slot_end())?;
+            }
+            let record = share(txn, &base.record.pointer)?;
+            add_file_extent(txn, TreeId::Map, file, start, &record)?;
+            if index > 0 {
+                for (start, pointer) in &stored {
+                    let patch = share(txn, pointer)?;
+                    add_file_extent(txn, TreeId::Patches, file, *start, &patch)?;
+                }
+                continue;
+            }
+            let settings = self.pool.settings(file)?;
+            let target = WriteTarget::new(file, settings, self.pool.options());
+            for (job, encoded) in patches.iter_mut() {
+                let pointer = store_encoded(txn, &target, job, encoded)?;
+                let start = job.start;
+                stored.extend(put_job(txn, &target, job, pointer)?.map(|pointer| (start, pointer)));
+            }
+        }
+        self.report.versions += count;
+        self.report.versions_len += slots.iter().map(|slot| slot.len as u64).sum::<u64>();
+        self.report.versions_before += exchange.allocated;
+        self.report.versions_after += exchange.cost;
+        Ok(true)
+    }
+}
+
+/// Puts databases together that begin alike; those that resemble no other are left out.
+fn families_of(fronts: Vec<Front>) -> Vec<Family> {
+    // Each belongs to the family that has most in common with it.
+    let mut families: BTreeMap<usize, Vec<Front>> = BTreeMap::new();
+    let mut by_value: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
+    for (index, front) in fronts.into_iter().enumerate() {
+        let values = front.sketch.values();
+        let mut scores: BTreeMap<usize, u8> = BTreeMap::new();
+        for family in values.iter().filter_map(|value| by_value.get(value)).flatten() {
+            *scores.entry(*family).or_default() += 1;
+        }
+        let best = scores.into_iter().max_by_key(|(family, score)| (*score, Reverse(*family)));
+        let best = best.filter(|(_, score)| rank(*score, &front.sketch) > 0);
+        let family = best.map_or(index, |(family, _)| family);
+        values.iter().for_each(|value| {
+            by_value.entry(*value).or_default().insert(family);
+        });
+        families.entry(family).or_default().push(front);
+    }
+    let several = families.into_values().filter(|fronts| fronts.len() > 1);
+    several
+        .map(|mut fronts| {
+            // Of those changed at the same time, the last name may well be the newest.
+            fronts.reverse();
+            fronts.sort_by_key(|front| Reverse(front.modified_ns));
+            let (files, lens) = fronts.iter().map(|front| (front.file, front.len)).unzip();
+            Family { files, lens }
+        })
+        .collect()
+}
