@@ -3,17 +3,24 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::databases::database;
+use common::meanwhile::{Meanwhile, Moment};
 use common::segments::{
     Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, each_crash,
     empty_pool, file_at, optimize, pointers_at, pool_of, put, recorded, reopened, sent, used,
 };
-use common::{Rng, problems, read_all};
-use hardpack_engine::pool::{Again, Fold, Options, Pool, Property, ROOT, SegmentGoal, StepLimits};
-use hardpack_engine::store::Durability;
+use common::{Rng, options, problems, read_all};
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{
+    Again, File, Fold, OptimizeStage, Options, Pool, Property, ROOT, SegmentGoal, StepLimits,
+};
+use hardpack_engine::store::{Durability, Patience};
 
 const LEN: usize = 1 << 20;
 const DAYS: usize = 8;
+const PATIENT: Patience = Patience::Within(std::time::Duration::from_secs(10));
 
 /// A database on several days: the last one was changed last.
 fn days() -> Files {
@@ -111,6 +118,45 @@ fn versions_are_changed_like_any_file() {
     assert_holds(&pool, &files);
     pool.close().unwrap();
     assert_holds(&reopened(&device), &files);
+}
+
+/// Folding frees nothing where others have the record below the patches, and takes a new one.
+#[test]
+fn what_is_shared_is_folded_when_it_is_due() {
+    let mut files = days();
+    let plain = [(Property::Compression, "zstd-3"), (Property::Filter, "none")];
+    let (_, pool) = pool_of(&files, &plain);
+    optimize(&pool, GOAL);
+    let shared = used(&pool);
+    let fold = |which| pool.fold(which, &StepLimits::default(), &mut |_| true).unwrap();
+    let repack = |path: &[u8], compression: &str| {
+        let file = pool.resolve(path).unwrap().file;
+        let mut goal = pool.settings(file).unwrap();
+        goal.set(Property::Compression, compression).unwrap();
+        let mut repack = pool.begin_repack(file, goal, PATIENT).unwrap();
+        while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
+    };
+    fold(Fold::Due);
+    fold(Fold::All);
+    files.iter().for_each(|(path, _)| repack(path, "zstd-3"));
+    assert!(used(&pool).abs_diff(shared) < 10_000, "{} {shared}", used(&pool));
+
+    // Changes that take more than half of a record are due.
+    let file = file_at(&pool, b"day2");
+    for at in (0..LEN - 5000).step_by(20_000) {
+        let new = Rng(at as u64).noise(3000);
+        file.write_at(&new, at as u64).unwrap();
+        files[2].1[at..at + 3000].copy_from_slice(&new);
+    }
+    file.commit(Durability::Visible).unwrap();
+    let before = pool.state().stats().patches.records;
+    assert!(fold(Fold::Due).rewritten > 3);
+    assert!(pool.state().stats().patches.records < before);
+    assert_holds(&pool, &files);
+    // With another codec it is a record of its own.
+    repack(b"day4", "zstd-6");
+    assert!(pointers_at(&pool, b"day4").iter().all(|pointer| pointer.level == 6));
+    assert_holds(&pool, &files);
 }
 
 /// One in use that was changed since keeps what was changed.
@@ -246,7 +292,7 @@ fn what_cannot_be_read_is_left_alone() {
     for at in (50_000..device.image().len()).step_by(200_003) {
         let mut image = device.image();
         image[at] ^= 4;
-        let device = std::sync::Arc::new(hardpack_engine::device::MemoryDevice::new(image));
+        let device = Arc::new(MemoryDevice::new(image));
         let Ok(pool) = Pool::open(device, Options::new(1 << 20)) else { continue };
         let lost = |pool: &Pool| -> Vec<bool> {
             files.iter().map(|(path, _)| read_all(&file_at(pool, path)).is_err()).collect()
@@ -293,4 +339,106 @@ fn sharing_survives_loss_of_power() {
         });
     }
     assert!(with > 10 && without > 2, "{with} {without}");
+}
+
+/// What happens between matching records and exchanging them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Happens {
+    Write,
+    WriteToNewest,
+    RewriteNewest,
+    Shorten,
+    Extend,
+    Remove,
+    RemoveNewest,
+    Snapshot,
+    Optimise,
+}
+
+impl Happens {
+    /// Does it to a pool, with the file `b` or the newest one, `d`.
+    fn act(self, pool: &Pool) {
+        let change = |path: &[u8], change: &dyn Fn(&File)| {
+            let file = file_at(pool, path);
+            change(&file);
+            file.commit(Durability::Visible).unwrap();
+        };
+        let write = |len: usize| move |file: &File| file.write_at(&vec![7; len], 300_000).unwrap();
+        match self {
+            Happens::Write => change(b"b", &write(20)),
+            Happens::WriteToNewest => change(b"d", &write(20)),
+            Happens::RewriteNewest => change(b"d", &write(300_000)),
+            Happens::Shorten => change(b"b", &|file| file.set_len(300_000).unwrap()),
+            Happens::Extend => change(b"b", &|file| file.set_len(900_000).unwrap()),
+            Happens::Remove => drop(pool.remove_at(b"b", 0).unwrap()),
+            Happens::RemoveNewest => drop(pool.remove_at(b"d", 0).unwrap()),
+            Happens::Snapshot => drop(pool.create_snapshot(ROOT, b"s", 0).unwrap()),
+            Happens::Optimise => assert!(optimize(pool, GOAL).versions > 0),
+        }
+    }
+
+    /// Does it to what the files hold.
+    fn expect(self, files: &mut Files) {
+        match self {
+            Happens::Write => files[1].1[300_000..300_020].fill(7),
+            Happens::WriteToNewest => files[3].1[300_000..300_020].fill(7),
+            Happens::RewriteNewest => files[3].1[300_000..600_000].fill(7),
+            Happens::Shorten => files[1].1.truncate(300_000),
+            Happens::Extend => files[1].1.resize(900_000, 0),
+            Happens::Remove => drop(files.remove(1)),
+            Happens::RemoveNewest => drop(files.remove(3)),
+            Happens::Snapshot | Happens::Optimise => {}
+        }
+    }
+}
+
+#[test]
+fn what_others_change_meanwhile_is_kept() {
+    let all = [
+        Happens::Write,
+        Happens::WriteToNewest,
+        Happens::RewriteNewest,
+        Happens::Shorten,
+        Happens::Extend,
+        Happens::Remove,
+        Happens::RemoveNewest,
+        Happens::Snapshot,
+        Happens::Optimise,
+    ];
+    for what in all {
+        // So short that one transaction exchanges everything.
+        let mut files: Files =
+            (0..4).map(|day| (vec![b'a' + day], database(7, 700_000, u64::from(day)))).collect();
+        let (made, pool) = pool_of(&files, &[]);
+        pool.close().unwrap();
+        let device = Meanwhile::on(Arc::new(MemoryDevice::new(made.image())));
+        let open = || Pool::open(device.clone() as Arc<dyn Device>, options(4 << 20)).unwrap();
+        let (pool, other) = (open(), open());
+        let mut optimisation = pool.optimize(ROOT, GOAL).unwrap();
+        while optimisation.stage() != OptimizeStage::Versions {
+            assert!(optimisation.step().unwrap());
+        }
+        // The first step only looks at what they begin with.
+        assert!(optimisation.step().unwrap());
+        let acting = other.clone();
+        device.at(Moment::Lock, move || what.act(&acting));
+        while optimisation.step().unwrap() {}
+        assert!(device.is_done(), "{what:?}");
+        what.expect(&mut files);
+        let report = optimisation.report();
+        let (versions, overtaken) = (report.versions > 0, report.overtaken > 0);
+        let expected = match what {
+            // A small change becomes a patch, and the record below it is still there; the end of a
+            // version has nothing to share with longer ones.
+            Happens::WriteToNewest | Happens::Extend => (true, false),
+            Happens::Snapshot => (false, false),
+            Happens::Optimise | Happens::RemoveNewest => (false, true),
+            _ => (true, true),
+        };
+        assert_eq!((versions, overtaken), expected, "{what:?}, {report:?}");
+        assert_eq!(report.held_len > 0, what == Happens::Snapshot);
+        assert_holds(&pool, &files);
+        other.refresh().unwrap();
+        assert_holds(&other, &files);
+    }
 }

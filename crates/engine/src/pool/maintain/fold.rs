@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::{FileExtent, next_file};
-use crate::pool::maintain::rewrite::{Rewrite, RewriteScope, Step, StepLimits};
+use crate::pool::extents::next_file;
+use crate::pool::maintain::rewrite::{Region, Rewrite, RewriteScope, Step, StepLimits};
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::entries::ROOT;
 use crate::pool::write::is_fold_due;
@@ -17,7 +17,8 @@ use crate::units::FileId;
 pub enum Fold {
     /// Records whose patches have outgrown their share.
     Due,
-    /// All records with patches.
+    /// All records with patches, except records that are shared and not due: to fold one frees
+    /// nothing, and takes a record.
     All,
 }
 
@@ -31,10 +32,10 @@ impl Pool {
         limits: &StepLimits,
     ) -> Result<Step> {
         let ashift = self.store().ashift();
-        let want = |records: &[FileExtent], patches: &[FileExtent]| match (which, records) {
-            (_, []) => false,
-            (Fold::All, _) => !patches.is_empty(),
-            (Fold::Due, [record, ..]) => is_fold_due(record, patches, ashift),
+        let want = |region: &Region| {
+            let is_due = |record| is_fold_due(record, &region.patches, ashift);
+            let is_wanted = which == Fold::All && !region.is_below_shared;
+            !region.patches.is_empty() && (is_wanted || region.records.first().is_some_and(is_due))
         };
         Rewrite::new(self, file, RewriteScope::PatchedRecords, &want)?.step(
             from,

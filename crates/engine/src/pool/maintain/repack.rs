@@ -10,7 +10,7 @@ use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Committed;
 use crate::pool::extents::{FileExtent, read_range};
-use crate::pool::maintain::rewrite::{Clear, Rewrite, RewriteScope, Step, StepLimits};
+use crate::pool::maintain::rewrite::{Clear, Region, Rewrite, RewriteScope, Step, StepLimits};
 use crate::pool::maintain::sink::SINK_COMPRESSION;
 use crate::pool::namespace::entries;
 use crate::pool::namespace::props::{FilterChoice, Property, Settings};
@@ -90,24 +90,21 @@ impl Repack {
         Ok(repack)
     }
 
-    /// Returns a test for records and patches that need rewriting; with `clear`, all of them do.
-    fn wanted(
-        &self,
-        pool: &Pool,
-        clear: bool,
-    ) -> Result<impl Fn(&[FileExtent], &[FileExtent]) -> bool + use<>> {
+    /// Returns a test for regions that need rewriting; with `clear`, all of them do.
+    fn wanted(&self, pool: &Pool, clear: bool) -> Result<impl Fn(&Region) -> bool + use<>> {
         let goal = self.goal;
         let is_database = is_database(pool, self.file)?;
-        Ok(move |records: &[FileExtent], patches: &[FileExtent]| {
+        Ok(move |region: &Region| {
+            let Region { records, patches, is_below_shared, .. } = region;
             let is_done = || records.iter().all(|record| is_done(record, &goal, is_database));
-            !records.is_empty() && (clear || !patches.is_empty() || !is_done())
+            !records.is_empty() && (clear || !patches.is_empty() && !is_below_shared || !is_done())
         })
     }
 
     fn rewrite<'a>(
         &self,
         pool: &'a Pool,
-        want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
+        want: &'a dyn Fn(&Region) -> bool,
         clear: Option<&'a Clear<'a>>,
     ) -> Result<Rewrite<'a>> {
         let mut rewrite = Rewrite::new(pool, self.file, RewriteScope::Records, want)?;

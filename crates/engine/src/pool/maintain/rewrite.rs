@@ -111,13 +111,14 @@ pub(in crate::pool) struct Rewrite<'a> {
     pub scope: RewriteScope,
     /// The length of the new records; `None` keeps that of the old ones.
     pub record_len: Option<u64>,
-    /// Whether slots with these records and patches should be rewritten.
-    pub want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
+    /// Whether a region should be rewritten.
+    pub want: &'a dyn Fn(&Region) -> bool,
     pub clear: Option<&'a Clear<'a>>,
 }
 
 /// A part of the file that is rewritten as a unit: one record, several that become one, or one that
 /// becomes several.
+#[derive(Default)]
 pub(in crate::pool) struct Region {
     pub start: u64,
     pub end: u64,
@@ -125,6 +126,9 @@ pub(in crate::pool) struct Region {
     pub record_len: u64,
     pub records: Vec<FileExtent>,
     pub patches: Vec<FileExtent>,
+    /// Whether other slots have the record below the patches, too: it stays for them, and what is
+    /// rewritten takes space of its own.
+    pub is_below_shared: bool,
 }
 
 impl Region {
@@ -150,7 +154,7 @@ impl<'a> Rewrite<'a> {
         pool: &'a Pool,
         file: FileId,
         scope: RewriteScope,
-        want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
+        want: &'a dyn Fn(&Region) -> bool,
     ) -> Result<Rewrite<'a>> {
         let (settings, dictionary) = pool.read(|source| {
             let (settings, _) = entries::settings(source, file)?;
@@ -315,7 +319,7 @@ impl<'a> Rewrite<'a> {
                     let region = self.region_around(source, &record)?;
                     looked_at += region.records.len();
                     at = region.end;
-                    if (self.want)(&region.records, &region.patches) {
+                    if (self.want)(&region) {
                         gathered_len += region.end - region.start;
                         regions.push(region);
                     }
@@ -356,8 +360,7 @@ impl<'a> Rewrite<'a> {
             Some(len) if !record.is_chunk() => len.min(span),
             _ => span,
         };
-        let place =
-            Region { start, end: start + span, record_len, records: vec![], patches: vec![] };
+        let place = Region { start, end: start + span, record_len, ..Region::default() };
         self.find_region(source, &place)
     }
 
@@ -372,7 +375,11 @@ impl<'a> Rewrite<'a> {
         let mut records: Vec<FileExtent> = before.into_iter().collect();
         records.extend(file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?);
         let patches = patches_over(source, file, start, end)?;
-        Ok(Region { records, patches, ..*place })
+        let is_below_shared = match &records[..] {
+            [record] if !patches.is_empty() => is_shared(source, record)?,
+            _ => false,
+        };
+        Ok(Region { records, patches, is_below_shared, ..*place })
     }
 
     /// Composes the new records of a region. The bytes read may be newer than its file extents.
@@ -398,6 +405,12 @@ impl<'a> Rewrite<'a> {
         };
         Ok(jobs.into_iter().map(|job| job.counted(is_counted)).collect())
     }
+}
+
+/// Whether other slots have the same record.
+fn is_shared(source: &mut impl Source, record: &FileExtent) -> Result<bool> {
+    let Some(sector) = record.pointer.sector() else { return Ok(false) };
+    Ok(source.refs(sector)?.is_some_and(|refs| refs.count > 1))
 }
 
 /// Whether references to any record of a region are counted. The record may then be shared, and its

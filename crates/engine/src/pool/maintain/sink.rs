@@ -5,7 +5,7 @@ use crate::codec::{CodecId, Compression};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::FileExtent;
-use crate::pool::maintain::rewrite::{Rewrite, RewriteScope, Step, StepLimits};
+use crate::pool::maintain::rewrite::{Region, Rewrite, RewriteScope, Step, StepLimits};
 use crate::store::format::pointer::Place;
 use crate::units::{FileId, Txg};
 
@@ -35,7 +35,7 @@ impl Pool {
         from: u64,
         limits: &StepLimits,
     ) -> Result<Step> {
-        let want = |records: &[FileExtent], patches: &[FileExtent]| {
+        let want = |Region { records, patches, .. }: &Region| {
             let is_cold = |record: &FileExtent| record.pointer.birth <= cold && is_weak(record);
             patches.is_empty() && !records.is_empty() && records.iter().all(is_cold)
         };
