@@ -406,3 +406,76 @@ fn wrong_usage_is_said() {
     hardpack().arg("snapshot").arg(with_ending(&pool, "@now")).assert().success();
     hardpack().arg("optimize").arg(with_ending(&pool, "@now")).assert().failure();
 }
+
+/// Copies of a database that is in use, made as each night's backup is: what they have in common is
+/// stored once, and they are databases as before.
+#[test]
+fn copies_of_a_database_share_what_they_have_in_common() {
+    let directory = TempDir::new().unwrap();
+    let (live, copies) = (directory.path().join("live.db"), directory.path().join("copies"));
+    fs::create_dir(&copies).unwrap();
+    let database = rusqlite::Connection::open(&live).unwrap();
+    database
+        .execute_batch(
+            "CREATE TABLE t(a INTEGER PRIMARY KEY, b, c);
+             CREATE INDEX i ON t(c);
+             WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < 20000)
+             INSERT INTO t(b, c) SELECT hex(randomblob(40)), i % 1000 FROM r",
+        )
+        .unwrap();
+    let mut before = Vec::new();
+    for day in 0..6 {
+        database
+            .execute_batch(&format!(
+                "UPDATE t SET b = 'day {day}' WHERE a % 500 = {day};
+                 DELETE FROM t WHERE a % 997 = {day};
+                 INSERT INTO t(b, c) SELECT hex(randomblob(40)), a % 77 FROM t LIMIT 100"
+            ))
+            .unwrap();
+        let name = format!("day{day}.db");
+        fs::copy(&live, copies.join(&name)).unwrap();
+        before.push(name);
+    }
+    let pool = directory.path().join("copies.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["set", "dedup=on"]).arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).arg(&copies).arg(&pool).assert().success();
+    let length = len(&pool);
+    let report = json_of(hardpack().args(["optimize", "-q", "--json"]).arg(&pool));
+    assert!(number(&report, "versions") > 20, "{report}");
+    assert!(number(&report, "versions_after") * 4 < number(&report, "versions_before"), "{report}");
+    assert!(len(&pool) * 10 < length * 6, "{} {length}", len(&pool));
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    for name in &before {
+        let out = directory.path().join("out.db");
+        let _ = fs::remove_file(&out);
+        hardpack()
+            .args(["extract", "-q", "-T"])
+            .args([pool.join("copies").join(name), out.clone()])
+            .assert()
+            .success();
+        assert!(fs::read(&out).unwrap() == fs::read(copies.join(name)).unwrap(), "{name}");
+    }
+    // An old one can be changed, and the others are what they were.
+    let sql = |name: &str, statement: &str| {
+        let database = pool.join("copies").join(name);
+        let output = hardpack().arg("sql").arg(database).arg(statement).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let sum = "SELECT count(*), sum(length(b)), sum(c) FROM t";
+    let untouched = sql("day3.db", sum);
+    sql(
+        "day2.db",
+        "UPDATE t SET b = upper(b) || 'x' WHERE a % 3 = 0; DELETE FROM t WHERE a > 9000",
+    );
+    assert_eq!(sql("day3.db", sum), untouched);
+    assert_ne!(sql("day2.db", sum), untouched);
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    let again = json_of(hardpack().args(["optimize", "-q", "--json"]).arg(&pool));
+    assert_eq!(number(&again, "damaged"), 0);
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    let text = hardpack().arg("optimize").arg(&pool).output().unwrap();
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("left as it was") && text.contains("databases"), "{text}");
+}

@@ -17,11 +17,15 @@ parts of, once for as long as they stay in the cache; with smaller segments read
 the pool larger.
 
 Programs can go on reading and writing meanwhile. What has been put into segments stays there if the \
-command is interrupted, and the same command goes on with the rest. Databases are left to \
-'hardpack repack'. Data that snapshots hold is left as it is, since its space would not become free. \
-At the end the pool is shortened, as by 'hardpack compact'.
+command is interrupted, and the same command goes on with the rest. Data that snapshots hold is left \
+as it is, since its space would not become free. At the end the pool is shortened, as by 'hardpack compact'.
 
 What is in segments stays there by default, and new files are compared only with each other. With --again=related, what is new is stored as a difference from the segments that it resembles, or these are made anew together with it: a new release then takes little more than what is new in it. Everything is read for that, but only these segments are compressed again.
+
+Databases are not put into segments. Copies of one database, such as those of each night, share the \
+records in which they differ by little, with patches over them; the one that was changed last keeps \
+its own. 'hardpack repack' compresses databases better, and makes such records whole again: run it \
+before this.
 
 Segments that have much in common with another are stored as differences from it, with zstd and lzma: reading one decodes both.
 

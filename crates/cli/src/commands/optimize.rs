@@ -1,5 +1,5 @@
-//! `hardpack optimize`: puts near-copies and small files together into segments, then shortens the
-//! pool.
+//! `hardpack optimize`: puts near-copies and small files together into segments, lets copies of a
+//! database share records, then shortens the pool.
 //!
 //! Each segment is a commit of its own (see the engine's `pool/optimize/`), so an interrupted
 //! optimisation leaves a whole pool, and the same command goes on with the rest.
@@ -165,6 +165,8 @@ fn report_on(
             "segments": report.segments,
             "differences": report.differences,
             "versions": report.versions,
+            "versions_before": report.versions_before,
+            "versions_after": report.versions_after,
             "allocated_before": report.allocated_before,
             "allocated_after": report.allocated_after,
             "metadata_before": report.metadata_before,

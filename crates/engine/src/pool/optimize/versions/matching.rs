@@ -1,10 +1,11 @@
 //! Decides which records of one place stay, and what the others become.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::slots::{Slot, Version};
 use crate::codec::Compression;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{UNIT_LEN, delta, read_range};
@@ -14,6 +15,8 @@ use crate::pool::write::{PATCH_ENTRY_LEN, PATCHED_PART_MIN};
 use crate::store::format::pointer::{DELTA_LEN_MAX, EMBEDDED_LEN_MAX};
 use crate::units::{Ashift, FileId};
 
+/// Patches are decoded with every page that they change, whatever segments are compressed with.
+const PATCH_COMPRESSION: Compression = Compression::Zstd(19);
 /// How many bytes of records others are compared with, at most, unless one is longer.
 const BASES_LEN_MAX: usize = 8 << 20;
 /// With how many of them each is compared byte by byte.
@@ -34,10 +37,25 @@ pub(super) struct Exchange {
     /// The slot whose record it will share.
     pub base: Slot,
     pub slots: Vec<Slot>,
-    pub patches: Vec<(Job, EncodedJob)>,
+    pub patches: Vec<Patch>,
     /// The space that it takes before and after, in bytes.
     pub allocated: u64,
     pub cost: u64,
+}
+
+/// A patch to store.
+pub(super) struct Patch {
+    /// Without the bytes that the patch stands for, only with its edits.
+    pub job: Job,
+    pub encoded: EncodedJob,
+    /// How many bytes it stands for.
+    pub len: u32,
+}
+
+impl Patch {
+    pub fn sectors(&self, ashift: Ashift) -> u64 {
+        self.encoded.sectors(&self.job, ashift.sector_len())
+    }
 }
 
 /// What was found at one place.
@@ -51,24 +69,20 @@ pub(super) struct Matched {
 }
 
 /// Finds what the versions at one place become.
-pub(super) fn matched(
-    pool: &Pool,
-    versions: &[Version],
-    compression: Compression,
-) -> Result<Matched> {
+pub(super) fn matched(pool: &Pool, versions: &[Version]) -> Result<Matched> {
     let mut found = Matched::default();
     if !versions.iter().any(|version| version.may_go) || versions.len() < 2 {
         return Ok(found);
     }
     let mut staying: Vec<&Version> = versions.iter().filter(|version| !version.may_go).collect();
     // What many share already is kept in any case.
-    staying.sort_by_key(|version| std::cmp::Reverse(version.refs));
+    staying.sort_by_key(|version| Reverse(version.refs));
     let mut bases: Vec<Base<'_>> = Vec::new();
     for version in staying.into_iter().filter(|version| version.slots[0].may_be_base()) {
         if !has_room(&bases, version.slots[0].len, BASES_LEN_MAX / 2) {
             break;
         }
-        bases.extend(found.readable(&version.slots[0], base_of(pool, version))?);
+        bases.extend(found.readable(&version.slots[0], base_of(pool, version))?.flatten());
     }
     let staying_count = bases.len();
     for version in versions.iter().filter(|version| version.may_go) {
@@ -83,14 +97,14 @@ pub(super) fn matched(
             Ok(bytes)
         });
         let Some(bytes) = found.readable(slot, read)? else { continue };
-        match exchange(pool, &bases, version, &bytes, compression)? {
+        match exchange(pool, &bases, version, &bytes)? {
             Some(exchange) => found.exchanges.push(exchange),
             None => {
                 while bases.len() > staying_count && !has_room(&bases, slot.len, BASES_LEN_MAX) {
                     // The next version resembles the last one most.
                     bases.remove(staying_count);
                 }
-                bases.extend(found.readable(slot, base_of(pool, version))?);
+                bases.extend(found.readable(slot, base_of(pool, version))?.flatten());
             }
         }
     }
@@ -116,11 +130,18 @@ fn has_room(bases: &[Base<'_>], len: usize, len_max: usize) -> bool {
     bases.is_empty() || bases.iter().map(|base| base.bytes.len()).sum::<usize>() + len <= len_max
 }
 
-fn base_of<'v>(pool: &Pool, version: &'v Version) -> Result<Base<'v>> {
+/// Reads the record of a version, if it is still there: what has taken its place would look like
+/// damage.
+fn base_of<'v>(pool: &Pool, version: &'v Version) -> Result<Option<Base<'v>>> {
     let slot = &version.slots[0];
-    let bytes = pool.read(|source| Ok(source.read(&slot.record.pointer)?.as_slice().to_vec()))?;
-    let units = units_of(&bytes);
-    Ok(Base { slot, bytes, units })
+    let bytes = pool.read(|source| match slot.has_same_record(source)? {
+        true => Ok(Some(source.read(&slot.record.pointer)?.as_slice().to_vec())),
+        false => Ok(None),
+    })?;
+    Ok(bytes.map(|bytes| {
+        let units = units_of(&bytes);
+        Base { slot, bytes, units }
+    }))
 }
 
 /// Returns a hash of each unit of some bytes.
@@ -145,37 +166,41 @@ fn exchange(
     bases: &[Base<'_>],
     version: &Version,
     bytes: &[u8],
-    compression: Compression,
 ) -> Result<Option<Exchange>> {
     let slot = &version.slots[0];
     let units = units_of(bytes);
-    // A record past the end of its file would be damage.
-    let mut candidates: Vec<&Base<'_>> =
-        bases.iter().filter(|base| base.bytes.len() <= bytes.len()).collect();
+    let may_serve = |base: &&Base<'_>| {
+        // A record that reaches past the end of its file would be damage.
+        base.bytes.len() <= bytes.len() && base.slot.checksum() >= slot.checksum()
+    };
     let common = |base: &Base<'_>| units.iter().zip(&base.units).filter(|(a, b)| a == b).count();
-    candidates.sort_by_key(|base| std::cmp::Reverse(common(base)));
+    let mut candidates: Vec<(usize, &Base<'_>)> =
+        bases.iter().filter(may_serve).map(|base| (common(base), base)).collect();
+    candidates.sort_by_key(|(common, _)| Reverse(*common));
     candidates.truncate(TRIAL_COUNT);
-    let deltas = candidates.into_iter().map(|base| (edits_len(&base.bytes, bytes), base));
+    let deltas = candidates.into_iter().map(|(_, base)| (edits_len(&base.bytes, bytes), base));
     let Some((_, base)) = deltas.min_by_key(|(len, _)| *len) else { return Ok(None) };
-    let ashift = pool.store().ashift();
-    let settings = pool.settings(slot.file)?;
+    let settings = match pool.settings(slot.file) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        settings => settings?,
+    };
     let target = WriteTarget {
-        patch_compression: compression,
+        patch_compression: PATCH_COMPRESSION,
         ..WriteTarget::new(slot.file, settings, pool.options())
     };
+    let ashift = pool.store().ashift();
     let patches = patches(&target, ashift, &base.bytes, bytes, slot.record.start)?;
-    let own = cost(&patches, ashift);
     let copies = version.slots.len() as u64;
-    let total = own + (copies - 1) * PATCH_ENTRY_LEN * patches.len() as u64;
+    let cost = cost(&patches, ashift) + (copies - 1) * PATCH_ENTRY_LEN * patches.len() as u64;
     let allocated = slot.allocated(ashift);
     let limit = allocated.min(base.slot.record.pointer.stored_share());
-    let pays = total * PATCHED_PART_MIN < limit - limit / ROOM_PART;
+    let pays = cost * PATCHED_PART_MIN < limit - limit / ROOM_PART;
     Ok(pays.then(|| Exchange {
         base: base.slot.clone(),
         slots: version.slots.clone(),
         patches,
         allocated,
-        cost: total,
+        cost,
     }))
 }
 
@@ -185,12 +210,11 @@ fn edits_len(base: &[u8], bytes: &[u8]) -> usize {
     edits.len()
 }
 
-fn cost(patches: &[(Job, EncodedJob)], ashift: Ashift) -> u64 {
-    let stored =
-        |(job, encoded): &(Job, EncodedJob)| match encoded.sectors(job, ashift.sector_len()) {
-            0 => encoded.stored(job).len() as u64,
-            sectors => sectors << ashift,
-        };
+fn cost(patches: &[Patch], ashift: Ashift) -> u64 {
+    let stored = |patch: &Patch| match patch.sectors(ashift) {
+        0 => patch.encoded.stored(&patch.job).len() as u64,
+        sectors => sectors << ashift,
+    };
     patches.iter().map(|patch| PATCH_ENTRY_LEN + stored(patch)).sum()
 }
 
@@ -202,39 +226,38 @@ fn patches(
     base: &[u8],
     new: &[u8],
     start: u64,
-) -> Result<Vec<(Job, EncodedJob)>> {
+) -> Result<Vec<Patch>> {
     let (block_len, unit_len) = (DELTA_LEN_MAX as usize, UNIT_LEN as usize);
-    let below = |range: &Range<usize>| {
-        let end = range.end.min(base.len());
-        &base[range.start.min(end)..end]
+    let edits = |range: &Range<usize>| {
+        let (end, mut edits) = (range.end.min(base.len()), Vec::new());
+        let below = &base[range.start.min(end)..end];
+        delta::encode(below, &new[range.clone()], usize::MAX, &mut edits);
+        edits
     };
-    let job = |range: Range<usize>| {
-        let (bytes, mut edits) = (new[range.clone()].to_vec(), Vec::new());
-        delta::encode(below(&range), &bytes, usize::MAX, &mut edits);
-        Job::patch(start + range.start as u64, bytes, Some(edits))
+    let patch = |range: Range<usize>, edits: Vec<u8>| {
+        let mut job =
+            Job::patch(start + range.start as u64, new[range.clone()].to_vec(), Some(edits));
+        let encoded = encode(target, ashift.sector_len(), &job)?;
+        // The edits say it all.
+        job.bytes = Vec::new();
+        Ok(Patch { job, encoded, len: range.len() as u32 })
     };
-    let encoded = |job: Job| Ok((encode(target, ashift.sector_len(), &job)?, job));
     let mut all = Vec::new();
     for from in (0..new.len()).step_by(block_len) {
         let to = new.len().min(from + block_len);
         let units = (from..to).step_by(unit_len).map(|at| at..to.min(at + unit_len));
-        let is_changed = |range: &Range<usize>| {
-            let below = below(range);
-            let (same, beyond) = new[range.clone()].split_at(below.len());
-            same != below || beyond.iter().any(|byte| *byte != 0)
-        };
-        let changed: Vec<Range<usize>> = units.filter(is_changed).collect();
-        let (Some(first), Some(last)) = (changed.first(), changed.last()) else { continue };
-        let whole = encoded(job(first.start..last.end))?;
-        let whole = vec![(whole.1, whole.0)];
-        let each: Vec<Job> = changed.iter().cloned().map(job).collect();
-        let fit = |job: &Job| job.content().len() <= EMBEDDED_LEN_MAX;
-        let each = match each.iter().all(fit) {
-            true => each.into_iter().map(encoded).collect::<Result<Vec<_>>>()?,
-            false => Vec::new(),
-        };
-        let each: Vec<_> = each.into_iter().map(|(encoded, job)| (job, encoded)).collect();
-        let is_less = !each.is_empty() && cost(&each, ashift) <= cost(&whole, ashift);
+        let each = units.map(|range| (edits(&range), range));
+        let each: Vec<_> = each.filter(|(edits, _)| !edits.is_empty()).collect();
+        let (Some((_, first)), Some((_, last))) = (each.first(), each.last()) else { continue };
+        let whole = first.start..last.end;
+        let whole = vec![patch(whole.clone(), edits(&whole))?];
+        if each.iter().any(|(edits, _)| edits.len() > EMBEDDED_LEN_MAX) {
+            all.extend(whole);
+            continue;
+        }
+        let each = each.into_iter().map(|(edits, range)| patch(range, edits));
+        let each = each.collect::<Result<Vec<_>>>()?;
+        let is_less = cost(&each, ashift) <= cost(&whole, ashift);
         all.extend(if is_less { each } else { whole });
     }
     Ok(all)

@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use self::matching::{Exchange, Matched, matched};
+use self::matching::{Exchange, Patch, matched};
 use self::slots::{slots_in, versions_of};
 use super::arrange::rank;
 use super::sketch::Sketch;
@@ -35,7 +35,7 @@ use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::{next_record_start, read_range, record_at};
 use crate::pool::namespace::entries;
 use crate::pool::snapshots::restore::share;
-use crate::pool::write::jobs::{WriteTarget, put_job, store_encoded};
+use crate::pool::write::jobs::{WriteTarget, store_encoded};
 use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::Pointer;
 use crate::store::trees::TreeId;
@@ -44,6 +44,11 @@ use crate::units::FileId;
 
 /// How much of each file a step looks at, unless a record is longer.
 const WINDOW_LEN: u64 = 1 << 20;
+/// How many databases are compared with each other, at most: of more, each has the versions next to
+/// it in time. Bounds memory: as many deltas for each place of a window.
+const FAMILY_COUNT_MAX: usize = 256;
+/// How many records are exchanged in one transaction, for which writers wait; a few more at most.
+const EXCHANGED_MAX: usize = 1024;
 
 /// What was found of the databases so far.
 #[derive(Debug, Default)]
@@ -174,48 +179,58 @@ impl Optimisation {
                 .collect::<Result<Vec<_>>>()
         })?;
         let workers = Workers::beside_others(pool.store(), pool.options().threads());
-        let compression = self.goal.compression;
         let all = workers
             .at_most(places.len())
-            .run(places.len(), |index| matched(pool, &places[index], compression))?;
-        let mut exchanges = Vec::new();
-        for Matched { exchanges: some, held_len, damaged } in all {
-            exchanges.extend(some);
-            self.report.held_len += held_len;
-            self.report.damaged.extend(damaged);
+            .run(places.len(), |index| matched(pool, &places[index]))?;
+        let (mut exchanges, mut held_len, mut damaged) = (Vec::new(), 0, Vec::new());
+        for found in all {
+            exchanges.extend(found.exchanges);
+            held_len += found.held_len;
+            damaged.extend(found.damaged);
         }
-        if exchanges.is_empty() {
-            return Ok(());
+        while !exchanges.is_empty() {
+            let (mut count, mut slots) = (0, 0);
+            while slots < EXCHANGED_MAX && count < exchanges.len() {
+                slots += exchanges[count].slots.len();
+                count += 1;
+            }
+            self.exchange_versions(&exchanges[..count])?;
+            exchanges.drain(..count);
         }
-        let store = pool.store();
+        // Not before: a step that found the pool busy is repeated.
+        self.report.held_len += held_len;
+        self.report.damaged.extend(damaged);
+        Ok(())
+    }
+
+    /// Replaces records in one transaction.
+    fn exchange_versions(&mut self, exchanges: &[Exchange]) -> Result<()> {
+        let store = self.pool.store();
         // What was freed before can then be used.
         store.make_durable()?;
         let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
         txn.note_bulk();
-        let mut done = false;
-        for exchange in &mut exchanges {
-            done |= self.exchange_version(&mut txn, exchange)?;
+        let mut is_any = false;
+        for exchange in exchanges {
+            is_any |= self.exchange_version(&mut txn, exchange)?;
         }
         // Without an exchange, nothing is committed.
-        if done {
-            txn.commit(Durability::Visible)?;
-        }
-        Ok(())
+        if is_any { txn.commit(Durability::Visible).map(drop) } else { Ok(()) }
     }
 
     /// Replaces the record of a version, unless anything has changed since it was matched.
-    fn exchange_version(&mut self, txn: &mut Txn, exchange: &mut Exchange) -> Result<bool> {
+    fn exchange_version(&mut self, txn: &mut Txn, exchange: &Exchange) -> Result<bool> {
         let Exchange { base, slots, patches, .. } = exchange;
         let count = slots.len() as u64;
         let mut is_same = base.has_same_record(txn)?;
-        for slot in slots.iter() {
+        for slot in slots {
             is_same = is_same && slot.is_there(txn)?;
         }
         if !is_same {
             self.report.overtaken += count;
             return Ok(false);
         }
-        for slot in slots.iter() {
+        for slot in slots {
             if slot.is_held(txn)? {
                 // A snapshot was taken in the meantime.
                 self.report.held_len += slot.len as u64;
@@ -223,8 +238,7 @@ impl Optimisation {
             }
         }
         let ashift = txn.store().ashift();
-        let sectors =
-            patches.iter().map(|(job, encoded)| encoded.sectors(job, ashift.sector_len()));
+        let sectors = patches.iter().map(|patch| patch.sectors(ashift));
         txn.provision(sectors.filter(|sectors| *sectors > 0))?;
         let mut stored: Vec<(u64, Pointer)> = Vec::new();
         for (index, slot) in slots.iter().enumerate() {
@@ -234,19 +248,20 @@ impl Optimisation {
             }
             let record = share(txn, &base.record.pointer)?;
             add_file_extent(txn, TreeId::Map, file, start, &record)?;
-            if index > 0 {
-                for (start, pointer) in &stored {
-                    let patch = share(txn, pointer)?;
-                    add_file_extent(txn, TreeId::Patches, file, *start, &patch)?;
+            if index == 0 {
+                let settings = self.pool.settings(file)?;
+                let target = WriteTarget::new(file, settings, self.pool.options());
+                for Patch { job, encoded, len } in patches {
+                    let pointer = store_encoded(txn, &target, job, encoded)?;
+                    let pointer = Pointer { len: *len, span_log2: 0, ..pointer };
+                    add_file_extent(txn, TreeId::Patches, file, job.start, &pointer)?;
+                    stored.push((job.start, pointer));
                 }
                 continue;
             }
-            let settings = self.pool.settings(file)?;
-            let target = WriteTarget::new(file, settings, self.pool.options());
-            for (job, encoded) in patches.iter_mut() {
-                let pointer = store_encoded(txn, &target, job, encoded)?;
-                let start = job.start;
-                stored.extend(put_job(txn, &target, job, pointer)?.map(|pointer| (start, pointer)));
+            for (start, pointer) in &stored {
+                let patch = share(txn, pointer)?;
+                add_file_extent(txn, TreeId::Patches, file, *start, &patch)?;
             }
         }
         self.report.versions += count;
@@ -277,13 +292,15 @@ fn families_of(fronts: Vec<Front>) -> Vec<Family> {
         families.entry(family).or_default().push(front);
     }
     let several = families.into_values().filter(|fronts| fronts.len() > 1);
-    several
-        .map(|mut fronts| {
-            // Of those changed at the same time, the last name may well be the newest.
-            fronts.reverse();
-            fronts.sort_by_key(|front| Reverse(front.modified_ns));
+    let mut families = Vec::new();
+    for mut fronts in several {
+        // Of those changed at the same time, the last name may well be the newest.
+        fronts.reverse();
+        fronts.sort_by_key(|front| Reverse(front.modified_ns));
+        families.extend(fronts.chunks(FAMILY_COUNT_MAX).map(|fronts| {
             let (files, lens) = fronts.iter().map(|front| (front.file, front.len)).unzip();
             Family { files, lens }
-        })
-        .collect()
+        }));
+    }
+    families
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{FileExtent, file_extents_in, patches_over, record_at};
 use crate::pool::namespace::entries;
-use crate::store::format::pointer::{ExtentKey, Pointer};
+use crate::store::format::pointer::{ExtentKey, Place, Pointer};
 use crate::store::trees::TreeId;
 use crate::store::{Owner, Txn};
 use crate::units::{Ashift, FileId, Txg};
@@ -45,6 +45,14 @@ impl Slot {
         let len = record.slot_end().min(file_len).saturating_sub(start) as usize;
         let patches = patches_over(source, file, start, record.slot_end())?;
         Ok(Some(Slot { file, record, patches, len }))
+    }
+
+    /// The checksum that the record has, weaker ones first.
+    pub fn checksum(&self) -> Option<u8> {
+        match self.record.pointer.place {
+            Place::Extent { checksum_kind, .. } => Some(checksum_kind as u8),
+            _ => None,
+        }
     }
 
     /// Whether others may differ from its record.
