@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::segments::{
     Files, GOAL, assert_holds, compact, empty_pool, file_at, golden, open, optimize, pointers,
-    pointers_at, put, stream_of, used,
+    pointers_at, put, reopened, stream_of, used,
 };
 use common::{Rng, problems};
 use hardpack_engine::codec::Compression;
@@ -129,6 +129,42 @@ fn what_is_in_segments_is_found_again() {
             assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
         }
     }
+}
+
+/// A node that cannot be read is one problem, or none if only a writer has reused its space. The
+/// parts that other nodes list are none, though the entry of their segment is gone with it.
+#[test]
+fn parts_whose_segment_cannot_be_read_are_no_problems() {
+    let (device, pool) = empty_pool(&[(Property::Dedup, "on")]);
+    let mut rng = Rng(5);
+    let original = rng.noise(600);
+    for number in 0..800_u32 {
+        let bytes = [&original[..], &number.to_le_bytes()].concat();
+        put(&pool, format!("f{number}").as_bytes(), &bytes);
+    }
+    let report = optimize(&pool, GOAL);
+    assert_eq!((report.segments, report.records), (1, 800));
+    // What the newest commit wrote is read when the pool is opened.
+    for number in 0..3_u8 {
+        put(&pool, &[b'x', b'0' + number], &rng.noise(9000));
+    }
+    pool.close().unwrap();
+    let (state, mut last, mut first) = (pool.state(), None, None);
+    let root = state.superblock.roots[TreeId::Refs].as_ref().unwrap();
+    walk_tree(pool.store(), TreeId::Refs, root, Txg(0), &mut |met| {
+        match met {
+            Met::Node(_, pointer) => last = Some(pointer.clone()),
+            // The leaf with the entry of the segment: the first with any.
+            _ => first = first.take().or(last.take()),
+        }
+        Ok(())
+    })
+    .unwrap();
+    let run = first.and_then(|leaf| leaf.run(pool.store().ashift())).unwrap();
+    device.write_at(&[0x55; 512], run.start.0 << pool.store().ashift()).unwrap();
+    let found = problems(&reopened(&device)).unwrap();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("refs tree"), "{found:?}");
 }
 
 #[test]

@@ -121,6 +121,7 @@ fn check_state(
                     held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
+                    space.pass_damage(tree);
                     report.repairable += u64::from(tree == TreeId::Index);
                     let doubt = Doubt::of_node(tree, bounds, last.take());
                     hurt.add(&mut report, tree, bounds, &doubt, &format!("{tree} tree: {error}"));

@@ -26,6 +26,8 @@ pub struct SpaceAccount {
     refs: HashMap<u64, u32>,
     /// The last extent met that has an entry.
     counted: Option<(Sector, Refs)>,
+    /// Whether an entry behind that one may have been lost.
+    is_hidden: bool,
     found: (u64, u64, u64),
 }
 
@@ -50,6 +52,7 @@ impl SpaceAccount {
             free: superblock.windows.clone(),
             refs: HashMap::new(),
             counted: None,
+            is_hidden: false,
             found: (0, 0, 0),
         }
     }
@@ -64,6 +67,11 @@ impl SpaceAccount {
     /// Counts references that only snapshots have.
     pub fn add_dead(&mut self, dead: &Dead) {
         *self.dead.entry(dead.run).or_default() += u64::from(dead.count);
+    }
+
+    /// Notes that a part of a tree could not be read.
+    pub fn pass_damage(&mut self, tree: TreeId) {
+        self.is_hidden |= tree == TreeId::Refs;
     }
 
     /// Counts an entry of a tree that manages space.
@@ -84,6 +92,7 @@ impl SpaceAccount {
                 RefsEntry::Extent(sector, refs) => {
                     self.refs.insert(sector.0, refs.count);
                     self.counted = Some((sector, refs));
+                    self.is_hidden = false;
                 }
                 RefsEntry::Part(sector, part) => self.check_part(key, sector, &part)?,
             },
@@ -92,12 +101,13 @@ impl SpaceAccount {
         Ok(())
     }
 
-    /// Checks the entry of a part of a segment, which comes behind that of the segment.
+    /// Checks the entry of a part of a segment, which comes behind that of the segment. If that
+    /// could not be read, nothing is known of the part.
     fn check_part(&self, key: &[u8], sector: Sector, part: &PartContent) -> Result<()> {
         let has_part = |(segment, refs): &(Sector, Refs)| {
             *segment == sector && refs.pointer_to(sector, part).is_some()
         };
-        if self.counted.as_ref().is_some_and(has_part) {
+        if self.is_hidden || self.counted.as_ref().is_some_and(has_part) {
             return Ok(());
         }
         let end = u64::from(part.offset) + u64::from(part.len);
