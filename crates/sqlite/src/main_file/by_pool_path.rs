@@ -122,7 +122,8 @@ impl MainFile {
         let name = has_own_name.then(|| self.note_name(companions)).transpose()?;
         self.use_file(snapshot.file(id)?)?;
         if pin.is_some() {
-            self.note_held();
+            let is_newest = snapshot.state().txg() == pool.pool().state().txg();
+            self.note_held(snapshot.snapshot_scope().is_none() && !is_newest);
         }
         self.backing = Backing::Snapshot(snapshot, pin, pool, name);
         Ok(())

@@ -92,6 +92,8 @@ struct Age {
     since: Stopwatch,
     /// The age at which to ask whether that is too long.
     look_at: Duration,
+    /// Others may have held it before: writers count from when they first saw that.
+    may_be_older: bool,
 }
 
 /// Whether a file has all the pages that its header says.
@@ -107,7 +109,7 @@ fn is_whole(header: &[u8; HEADER_LEN], file: &File) -> EngineResult<bool> {
 
 impl Age {
     fn start() -> Age {
-        Age { since: Stopwatch::start(), look_at: LIMIT_PAUSE }
+        Age { since: Stopwatch::start(), look_at: LIMIT_PAUSE, may_be_older: false }
     }
 }
 
@@ -234,9 +236,9 @@ impl MainFile {
         Ok((before, len) != (now, file.len()?))
     }
 
-    /// Notes that the connection holds a state from here on.
-    pub(super) fn note_held(&mut self) {
-        self.pinning.age = Some(Age::start());
+    /// Notes that the connection holds a state from here on, which others may have held before.
+    pub(super) fn note_held(&mut self, may_be_older: bool) {
+        self.pinning.age = Some(Age { may_be_older, ..Age::start() });
     }
 
     /// Gives up the pinned state of a reader if that is older than the pool allows. A reader asks
@@ -261,7 +263,12 @@ impl MainFile {
     /// Returns the code for a failed read of a pinned state. Damage is none if the pin is so old
     /// that the space was reused.
     pub(super) fn pinned_read_code(&mut self, error: &Error, io: c_int) -> c_int {
-        if self.lock <= SQLITE_LOCK_SHARED && error.is_corruption() && self.is_pin_too_old() {
+        let is_known = self.pinning.age.as_ref().is_none_or(|age| !age.may_be_older);
+        if self.lock <= SQLITE_LOCK_SHARED
+            && error.is_corruption()
+            && self.reader_pin_max().is_some()
+            && (!is_known || self.is_pin_too_old())
+        {
             self.give_up();
         }
         if self.pinning.is_given_up { SQLITE_BUSY_SNAPSHOT } else { self.code(error, io) }
@@ -269,16 +276,20 @@ impl MainFile {
 
     /// Whether the connection has held its state for longer than the pool allows.
     fn is_pin_too_old(&self) -> bool {
-        let pool = match &self.backing {
-            Backing::Pool(pool, _) => pool.pool(),
-            Backing::Snapshot(_, _, pool, _) => pool.pool(),
-            _ => return false,
-        };
         let Some(age) = self.pinning.age.as_ref().map(|age| age.since.elapsed()) else {
             return false;
         };
-        let settings = pool.refresh().and_then(|_| pool.settings(ROOT));
-        settings.is_ok_and(|settings| settings.reader_pin_max.is_some_and(|max| age >= max))
+        self.reader_pin_max().is_some_and(|max| age >= max)
+    }
+
+    /// How long the pool lets a reader hold a state.
+    fn reader_pin_max(&self) -> Option<Duration> {
+        let pool = match &self.backing {
+            Backing::Pool(pool, _) => pool.pool(),
+            Backing::Snapshot(_, _, pool, _) => pool.pool(),
+            _ => return None,
+        };
+        pool.refresh().and_then(|_| pool.settings(ROOT)).ok()?.reader_pin_max
     }
 
     fn give_up(&mut self) {
