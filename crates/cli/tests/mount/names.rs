@@ -81,6 +81,24 @@ fn times_are_those_of_the_changes() {
     assert_eq!(fs::metadata(mount.at("g")).unwrap().modified().unwrap(), wanted);
 }
 
+/// The time of a file that is only created is that of its creation.
+#[test]
+fn empty_files_keep_their_times() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    drop(fs::File::create(mount.at("a")).unwrap());
+    drop(fs::File::create(mount.at("b")).unwrap());
+    fs::set_permissions(mount.at("b"), fs::Permissions::from_mode(0o600)).unwrap();
+    let time = |name: &str| fs::metadata(mount.at(name)).unwrap().modified().unwrap();
+    let (a, b) = (time("a"), time("b"));
+    std::thread::sleep(Duration::from_millis(50));
+    mount.unmount();
+    mount.again(&[]);
+    assert_eq!((time("a"), time("b")), (a, b));
+}
+
 #[test]
 fn renames_replace_exchange_and_spare() {
     if !can_mount() {

@@ -163,9 +163,13 @@ impl Group {
         })
     }
 
-    /// Returns the handle of a file that the group has created: it is empty until it is written to.
-    pub fn created_file(&self, id: FileId) -> Arc<File> {
-        self.pool.handle(id, File::created)
+    /// Returns the handle of a file that the group has created at `now_ns`: it is empty until it is
+    /// written to.
+    pub fn created_file(&self, id: FileId, now_ns: i64) -> Arc<File> {
+        let file = self.pool.handle(id, File::created);
+        // Nothing else may ever happen to it.
+        file.set_written(now_ns);
+        file
     }
 
     /// Commits the changes that have joined, and those of `files`. After an error, they are gone.

@@ -84,7 +84,7 @@ impl Tree {
             let id = edit.create(directory, name, &new)?;
             granted.set_lists(edit, id)?;
             // Nobody else can find the file, or remove it, before it is in use.
-            Ok((self.open.note(self.group.created_file(id), opens.is_some()), new))
+            Ok((self.open.note(self.group.created_file(id, now_ns), opens.is_some()), new))
         })?;
         let file = file?;
         if opens == Some(Access::Write) {

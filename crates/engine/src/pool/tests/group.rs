@@ -17,7 +17,7 @@ type Model = BTreeMap<Vec<u8>, (FileId, Vec<u8>)>;
 fn create_in(group: &Group, name: &[u8]) -> Result<Arc<File>> {
     group.edit(1, |edit| {
         let id = edit.create(ROOT, name, &Attributes::new(Kind::File, ROOT))?;
-        Ok(group.created_file(id))
+        Ok(group.created_file(id, 1))
     })
 }
 
@@ -155,7 +155,7 @@ fn a_file_in_use_outlives_its_name() {
     let file = group
         .edit(1, |edit| {
             let id = edit.create(directory, b"f", &Attributes::new(Kind::File, directory))?;
-            Ok(group.created_file(id))
+            Ok(group.created_file(id, 1))
         })
         .unwrap();
     group.edit(1, |edit| edit.link(file.id(), ROOT, b"second")).unwrap();
