@@ -92,11 +92,14 @@ fn empty_files_keep_their_times() {
     drop(fs::File::create(mount.at("b")).unwrap());
     fs::set_permissions(mount.at("b"), fs::Permissions::from_mode(0o600)).unwrap();
     let time = |name: &str| fs::metadata(mount.at(name)).unwrap().modified().unwrap();
-    let (a, b) = (time("a"), time("b"));
+    // And what somebody sets is kept.
+    let set = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::create(mount.at("c")).unwrap().set_modified(set).unwrap();
+    let times = [time("a"), time("b"), set];
     std::thread::sleep(Duration::from_millis(50));
     mount.unmount();
     mount.again(&[]);
-    assert_eq!((time("a"), time("b")), (a, b));
+    assert_eq!([time("a"), time("b"), time("c")], times);
 }
 
 #[test]
