@@ -4,6 +4,8 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use common::databases::database;
 use common::meanwhile::{Meanwhile, Moment};
@@ -441,4 +443,40 @@ fn what_others_change_meanwhile_is_kept() {
         other.refresh().unwrap();
         assert_holds(&other, &files);
     }
+}
+
+/// What is compared may be removed, or rewritten in the place of what was freed, at any moment.
+#[test]
+fn versions_go_and_come_while_they_are_compared() {
+    let files = days();
+    let (_, pool) = pool_of(&files, &[(Property::RecordSize, "16K")]);
+    let (is_done, mut shared) = (AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng(1);
+            while !is_done.load(Ordering::Relaxed) {
+                let (path, bytes) = &files[rng.below(DAYS as u64) as usize];
+                pool.remove_at(path, 0).unwrap();
+                put(&pool, path, bytes);
+            }
+        });
+        let mut failed = None;
+        for _ in 0..25 {
+            let mut optimisation = pool.optimize(ROOT, GOAL).unwrap();
+            let done = (|| {
+                while optimisation.step()? {}
+                Ok::<_, hardpack_engine::Error>(())
+            })();
+            let report = optimisation.report();
+            shared += report.versions;
+            if done.is_err() || !report.damaged.is_empty() {
+                failed = Some((done, report.damaged.clone()));
+                break;
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+    assert!(shared > 0);
+    assert_holds(&pool, &files);
 }
