@@ -115,32 +115,6 @@ fn a_sleeping_reader_holds_nothing_for_ever() {
     }
 }
 
-/// Writers count from when they saw that a state is held. So who opens it with `at=` while others
-/// have held it for a while may lose it before its own time is up, and is told the same.
-#[test]
-fn a_state_that_others_held_before_is_lost_as_well() {
-    let (dir, path) = home();
-    let db = common::open(&path);
-    let parameters = format!("&at={}", text(&db, "pragma hardpack_txg"));
-    let first = common::try_open(&path, &parameters).unwrap();
-    run(&first, "select count(*) from t");
-    churn(&db);
-    churn(&db);
-    std::thread::sleep(Duration::from_millis(700));
-    let arguments = [&path.display().to_string(), &parameters];
-    let mut reader = Role::start_uncached("sleep", &arguments.map(|text| &text[..]));
-    reader.expect("reading");
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(600) {
-        churn(&db);
-    }
-    std::fs::write(go(&path), "").unwrap();
-    reader.expect(&too_old());
-    reader.expect(&too_old());
-    reader.finish();
-    drop((first, db, dir));
-}
-
 /// A reader within the limit, and one of a snapshot, read on.
 #[test]
 fn what_is_within_the_limit_is_read() {
