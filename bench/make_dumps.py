@@ -53,6 +53,20 @@ def change(db, rng, table, column, value):
         db.execute("UPDATE %s SET %s=? WHERE id=?" % (table, column), (value(rng), row))
 
 
+def days_of(db, rng, megabytes, days):
+    """Fills the database, then changes it as a day does and yields that day, for each day."""
+    count = megabytes * 1_000_000 // ROW_BYTES
+    add(db, rng, count, FIRST_DAY.isoformat())
+    for number in range(days):
+        day = FIRST_DAY + datetime.timedelta(number)
+        add(db, rng, count // 100, day.isoformat())
+        change(db, rng, "customers", "balance", lambda rng: round(rng.uniform(-500, 5000), 2))
+        change(db, rng, "orders", "state", lambda rng: rng.choice(["paid", "sent", "returned"]))
+        change(db, rng, "notes", "body", lambda rng: phrase(rng, 20, 90))
+        db.commit()
+        yield day
+
+
 def main(argv):
     if not 3 <= len(argv) <= 5:
         sys.exit(__doc__)
@@ -63,15 +77,8 @@ def main(argv):
     os.makedirs(out)
     db = sqlite3.connect(":memory:")
     db.executescript(SCHEMA)
-    count = megabytes * 1_000_000 // ROW_BYTES
-    add(db, rng, count, FIRST_DAY.isoformat())
-    for number in range(days):
-        day = (FIRST_DAY + datetime.timedelta(number)).isoformat()
-        add(db, rng, count // 100, day)
-        change(db, rng, "customers", "balance", lambda rng: round(rng.uniform(-500, 5000), 2))
-        change(db, rng, "orders", "state", lambda rng: rng.choice(["paid", "sent", "returned"]))
-        change(db, rng, "notes", "body", lambda rng: phrase(rng, 20, 90))
-        with open(os.path.join(out, day + ".sql"), "w", encoding="utf-8") as file:
+    for day in days_of(db, rng, megabytes, days):
+        with open(os.path.join(out, day.isoformat() + ".sql"), "w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in db.iterdump())
     db.close()
 
