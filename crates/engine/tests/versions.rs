@@ -372,8 +372,8 @@ impl Happens {
             Happens::RewriteNewest => change(b"d", &write(300_000)),
             Happens::Shorten => change(b"b", &|file| file.set_len(300_000).unwrap()),
             Happens::Extend => change(b"b", &|file| file.set_len(900_000).unwrap()),
-            Happens::Remove => drop(pool.remove_at(b"b", 0).unwrap()),
-            Happens::RemoveNewest => drop(pool.remove_at(b"d", 0).unwrap()),
+            Happens::Remove => pool.remove_at(b"b", 0).unwrap(),
+            Happens::RemoveNewest => pool.remove_at(b"d", 0).unwrap(),
             Happens::Snapshot => drop(pool.create_snapshot(ROOT, b"s", 0).unwrap()),
             Happens::Optimise => assert!(optimize(pool, GOAL).versions > 0),
         }
