@@ -2,9 +2,9 @@
 
 use super::{file_extent_key, file_extents_in};
 use crate::error::Result;
-use crate::store::format::pointer::Pointer;
+use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::trees::TreeId;
-use crate::store::{Owner, Txn};
+use crate::store::{Encoding, Owner, Txn};
 use crate::units::FileId;
 
 /// How many map entries are read at a time when many are removed.
@@ -56,4 +56,15 @@ pub(in crate::pool) fn give_up(
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, is_patch, false);
     txn.free(pointer, Owner::File(file))
+}
+
+/// Adds a pointer to an extent, or copies the extent if its reference count is at the maximum.
+pub(in crate::pool) fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
+    if let Some(shared) = txn.share(pointer)? {
+        return Ok(shared);
+    }
+    let Place::Extent { checksum_kind, .. } = pointer.place else { return Ok(pointer.clone()) };
+    let stored = txn.store().read_stored(pointer)?;
+    let copy = txn.store_extent(&stored, Encoding::RAW, pointer.extent_len, checksum_kind)?;
+    Ok(Pointer { place: copy.place, birth: copy.birth, ..pointer.clone() })
 }

@@ -51,7 +51,7 @@ use self::bases::{Base, Planned};
 pub use self::goal::{Again, SegmentGoal};
 use self::pack::Packing;
 use self::survey::Survey;
-use self::versions::Versions;
+use self::versions::families::Versions;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::namespace::entries::Kind;

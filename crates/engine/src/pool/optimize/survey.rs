@@ -535,7 +535,12 @@ impl Optimisation {
         let Some(first) = records.first() else { return Ok(None) };
         // Segments hold no databases. To read the front of each of their files, in the order of
         // names, would decode some of them over and over.
-        if from == 0 && len > 0 && !first.pointer.is_part() && is_database(&self.pool, file)? {
+        let may_be_database = from == 0 && len > 0 && !first.pointer.is_part();
+        let is_database = match may_be_database.then(|| is_database(&self.pool, file)) {
+            Some(Err(error)) if is_gone(&error) => return Ok(None),
+            found => found.transpose()? == Some(true),
+        };
+        if is_database {
             let counted_len = self.counted(len);
             self.databases.insert(file);
             self.report.database_len += counted_len;

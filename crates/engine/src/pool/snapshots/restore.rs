@@ -8,19 +8,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pool::extents::change::{add_file_extent, give_up};
+use crate::pool::extents::change::{add_file_extent, give_up, share};
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{FileExtent, file_extent_key, file_extents_in};
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::store::dictionaries::dictionary_key;
+use crate::store::format::pointer::Pointer;
 use crate::store::format::pointer::pointer_in;
-use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{ContentHash, Refs};
 use crate::store::format::snapshot::Snapshot;
 use crate::store::sharing::index::Accept;
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::trees::TreeId;
-use crate::store::{Encoding, ExtentBytes, State, Store, Txn};
+use crate::store::{ExtentBytes, State, Store, Txn};
 use crate::units::{FileId, Sector, Txg};
 
 /// How many records are compared at a time.
@@ -217,17 +217,6 @@ fn restore_file_extents(
         }
         at = until;
     }
-}
-
-/// Adds a pointer to an extent, or copies the extent if its reference count is at the maximum.
-pub(in crate::pool) fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
-    if let Some(shared) = txn.share(pointer)? {
-        return Ok(shared);
-    }
-    let Place::Extent { checksum_kind, .. } = pointer.place else { return Ok(pointer.clone()) };
-    let stored = txn.store().read_stored(pointer)?;
-    let copy = txn.store_extent(&stored, Encoding::RAW, pointer.extent_len, checksum_kind)?;
-    Ok(Pointer { place: copy.place, birth: copy.birth, ..pointer.clone() })
 }
 
 /// Ensures that the pool has a dictionary of the origin.

@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
-use super::restore::{EXTENT_COUNT, Origin, bring_dictionary, share};
+use super::restore::{EXTENT_COUNT, Origin, bring_dictionary};
 use crate::error::Result;
-use crate::pool::extents::change::{add_file_extent, remove_file_extents};
+use crate::pool::extents::change::{add_file_extent, remove_file_extents, share};
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{FileExtent, UNIT_LEN, file_extents_in, record_at};
 use crate::pool::namespace::entries::{self, Attributes};

@@ -18,23 +18,21 @@
 //! So do records that are shared already: versions differ from one of them until too much has
 //! changed since; then the next one stays whole, and others differ from that.
 
+pub(super) mod families;
 mod matching;
 mod slots;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use self::families::{Front, Versions, families_of};
 use self::matching::{Exchange, Patch, matched};
 use self::slots::{slots_in, versions_of};
-use super::arrange::rank;
 use super::sketch::Sketch;
 use super::{LOOK_COUNT, Optimisation, STEP_WAIT};
 use crate::error::{Error, Result};
-use crate::pool::extents::change::{add_file_extent, remove_file_extents};
+use crate::pool::extents::change::{add_file_extent, remove_file_extents, share};
 use crate::pool::extents::{next_record_start, read_range, record_at};
 use crate::pool::namespace::entries;
-use crate::pool::snapshots::restore::share;
 use crate::pool::write::jobs::{WriteTarget, store_encoded};
 use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::Pointer;
@@ -44,46 +42,8 @@ use crate::units::FileId;
 
 /// How much of each file a step looks at, unless a record is longer.
 const WINDOW_LEN: u64 = 1 << 20;
-/// How many databases are compared with each other, at most: of more, each has the versions next to
-/// it in time. Bounds memory: as many deltas for each place of a window.
-const FAMILY_COUNT_MAX: usize = 256;
 /// How many records are exchanged in one transaction, for which writers wait; a few more at most.
 const EXCHANGED_MAX: usize = 1024;
-
-/// What was found of the databases so far.
-#[derive(Debug, Default)]
-pub(super) struct Versions {
-    /// Those that were not looked at yet, in the order of their paths.
-    new: VecDeque<FileId>,
-    looked_at: Vec<Front>,
-    families: VecDeque<Family>,
-    /// Where in the files of the first family the next step begins.
-    at: u64,
-}
-
-/// What a database begins with.
-#[derive(Debug)]
-struct Front {
-    file: FileId,
-    len: u64,
-    modified_ns: i64,
-    sketch: Sketch,
-}
-
-/// Databases that resemble each other, those that were changed last first.
-#[derive(Debug, Default)]
-struct Family {
-    files: Vec<FileId>,
-    lens: Vec<u64>,
-}
-
-impl Family {
-    /// Returns how many bytes the files have in a window.
-    fn len_in(&self, window: &Range<u64>) -> u64 {
-        let within = |len: &u64| window.end.min(*len).saturating_sub(window.start);
-        self.lens.iter().map(within).sum()
-    }
-}
 
 impl Optimisation {
     /// Begins to look for versions of databases.
@@ -270,37 +230,4 @@ impl Optimisation {
         self.report.versions_after += exchange.cost;
         Ok(true)
     }
-}
-
-/// Puts databases together that begin alike; those that resemble no other are left out.
-fn families_of(fronts: Vec<Front>) -> Vec<Family> {
-    // Each belongs to the family that has most in common with it.
-    let mut families: BTreeMap<usize, Vec<Front>> = BTreeMap::new();
-    let mut by_value: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
-    for (index, front) in fronts.into_iter().enumerate() {
-        let values = front.sketch.values();
-        let mut scores: BTreeMap<usize, u8> = BTreeMap::new();
-        for family in values.iter().filter_map(|value| by_value.get(value)).flatten() {
-            *scores.entry(*family).or_default() += 1;
-        }
-        let best = scores.into_iter().max_by_key(|(family, score)| (*score, Reverse(*family)));
-        let best = best.filter(|(_, score)| rank(*score, &front.sketch) > 0);
-        let family = best.map_or(index, |(family, _)| family);
-        values.iter().for_each(|value| {
-            by_value.entry(*value).or_default().insert(family);
-        });
-        families.entry(family).or_default().push(front);
-    }
-    let several = families.into_values().filter(|fronts| fronts.len() > 1);
-    let mut families = Vec::new();
-    for mut fronts in several {
-        // Of those changed at the same time, the last name may well be the newest.
-        fronts.reverse();
-        fronts.sort_by_key(|front| Reverse(front.modified_ns));
-        families.extend(fronts.chunks(FAMILY_COUNT_MAX).map(|fronts| {
-            let (files, lens) = fronts.iter().map(|front| (front.file, front.len)).unzip();
-            Family { files, lens }
-        }));
-    }
-    families
 }
