@@ -53,8 +53,17 @@ def change(db, rng, table, column, value):
         db.execute("UPDATE %s SET %s=? WHERE id=?" % (table, column), (value(rng), row))
 
 
-def days_of(db, rng, megabytes, days):
-    """Fills the database, then changes it as a day does and yields that day, for each day."""
+def days_of(argv, usage):
+    """Makes the database that the arguments ask for, changes it as each day does, and yields it with the day and the
+    path of what is to be written then, without its ending."""
+    if not 3 <= len(argv) <= 5:
+        sys.exit(usage)
+    out, megabytes = argv[1], int(argv[2])
+    days = int(argv[3]) if len(argv) > 3 else 7
+    rng = random.Random(int(argv[4]) if len(argv) > 4 else 5)
+    os.makedirs(out)
+    db = sqlite3.connect(":memory:")
+    db.executescript(SCHEMA)
     count = megabytes * 1_000_000 // ROW_BYTES
     add(db, rng, count, FIRST_DAY.isoformat())
     for number in range(days):
@@ -64,23 +73,14 @@ def days_of(db, rng, megabytes, days):
         change(db, rng, "orders", "state", lambda rng: rng.choice(["paid", "sent", "returned"]))
         change(db, rng, "notes", "body", lambda rng: phrase(rng, 20, 90))
         db.commit()
-        yield day
+        yield db, day, os.path.join(out, day.isoformat())
+    db.close()
 
 
 def main(argv):
-    if not 3 <= len(argv) <= 5:
-        sys.exit(__doc__)
-    out, megabytes = argv[1], int(argv[2])
-    days = int(argv[3]) if len(argv) > 3 else 7
-    seed = int(argv[4]) if len(argv) > 4 else 5
-    rng = random.Random(seed)
-    os.makedirs(out)
-    db = sqlite3.connect(":memory:")
-    db.executescript(SCHEMA)
-    for day in days_of(db, rng, megabytes, days):
-        with open(os.path.join(out, day.isoformat() + ".sql"), "w", encoding="utf-8") as file:
+    for db, _, path in days_of(argv, __doc__):
+        with open(path + ".sql", "w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in db.iterdump())
-    db.close()
 
 
 if __name__ == "__main__":

@@ -260,36 +260,34 @@ impl MainFile {
         self.give_up_if_old().is_err()
     }
 
-    /// Returns the code for a failed read of a pinned state. Damage is none if the pin is so old
-    /// that the space was reused.
+    /// Returns the code for a failed read of a pinned state. Damage is none if the pin may be so
+    /// old that the space was reused.
     pub(super) fn pinned_read_code(&mut self, error: &Error, io: c_int) -> c_int {
-        let is_known = self.pinning.age.as_ref().is_none_or(|age| !age.may_be_older);
-        if self.lock <= SQLITE_LOCK_SHARED
-            && error.is_corruption()
-            && self.reader_pin_max().is_some()
-            && (!is_known || self.is_pin_too_old())
-        {
-            self.give_up();
+        if self.lock <= SQLITE_LOCK_SHARED && error.is_corruption() {
+            let may_be_lost = |age: &Age, max| age.may_be_older || age.since.elapsed() >= max;
+            if self.is_limited(may_be_lost) {
+                self.give_up();
+            }
         }
         if self.pinning.is_given_up { SQLITE_BUSY_SNAPSHOT } else { self.code(error, io) }
     }
 
     /// Whether the connection has held its state for longer than the pool allows.
     fn is_pin_too_old(&self) -> bool {
-        let Some(age) = self.pinning.age.as_ref().map(|age| age.since.elapsed()) else {
-            return false;
-        };
-        self.reader_pin_max().is_some_and(|max| age >= max)
+        self.is_limited(|age, max| age.since.elapsed() >= max)
     }
 
-    /// How long the pool lets a reader hold a state.
-    fn reader_pin_max(&self) -> Option<Duration> {
+    /// Whether the pool limits how long a state is held, and a test of its age and that limit says
+    /// so.
+    fn is_limited(&self, test: impl Fn(&Age, Duration) -> bool) -> bool {
+        let Some(age) = &self.pinning.age else { return false };
         let pool = match &self.backing {
             Backing::Pool(pool, _) => pool.pool(),
             Backing::Snapshot(_, _, pool, _) => pool.pool(),
-            _ => return None,
+            _ => return false,
         };
-        pool.refresh().and_then(|_| pool.settings(ROOT)).ok()?.reader_pin_max
+        let settings = pool.refresh().and_then(|_| pool.settings(ROOT));
+        settings.is_ok_and(|settings| settings.reader_pin_max.is_some_and(|max| test(age, max)))
     }
 
     fn give_up(&mut self) {

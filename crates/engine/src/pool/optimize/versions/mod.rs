@@ -58,16 +58,7 @@ impl Optimisation {
         if !self.versions.new.is_empty() {
             self.look_at_fronts()?;
             if self.versions.new.is_empty() {
-                let looked_at = std::mem::take(&mut self.versions.looked_at);
-                let families = families_of(looked_at);
-                let in_families: u64 =
-                    families.iter().map(|family| family.len_in(&(0..u64::MAX))).sum();
-                self.report.compared_len = self.report.database_len.saturating_sub(in_families);
-                for file in families.iter().flat_map(|family| &family.files[1..]) {
-                    // Their pointers can be packed: they are not in use as a database is.
-                    self.databases.remove(file);
-                }
-                self.versions.families = families.into();
+                self.find_families();
             }
             return Ok(true);
         }
@@ -126,6 +117,18 @@ impl Optimisation {
         self.versions.looked_at.extend(looked_at.into_iter().flatten());
         self.versions.new.drain(..count);
         Ok(())
+    }
+
+    /// Puts databases together, once all of them were looked at.
+    fn find_families(&mut self) {
+        let families = families_of(std::mem::take(&mut self.versions.looked_at));
+        let in_families: u64 = families.iter().map(|family| family.len_in(&(0..u64::MAX))).sum();
+        self.report.compared_len = self.report.database_len.saturating_sub(in_families);
+        for file in families.iter().flat_map(|family| &family.files[1..]) {
+            // Their pointers can be packed: they are not in use as a database is.
+            self.databases.remove(file);
+        }
+        self.versions.families = families.into();
     }
 
     /// Replaces records that begin in a window of the files of a family.
