@@ -13,6 +13,7 @@ use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
 use super::{ANCHOR_COUNT_MAX, Origin, Pin, Store, window};
+use crate::codec::is_all_zero;
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
@@ -71,19 +72,18 @@ impl Store {
         if len > EXTENTS_OFFSET || front.len() as u64 != len {
             return false;
         }
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         if front.len() < BLOCK_LEN {
             // A few sectors of the zeros that are written first.
-            return front.len().is_multiple_of(SECTOR_LEN_MIN) && is_zero(front);
+            return front.len().is_multiple_of(SECTOR_LEN_MIN) && is_all_zero(front);
         }
         let (block, ring) = front.split_at(BLOCK_LEN);
         let first_slot = slot_offset(1) as usize - BLOCK_LEN;
         let (before, from_slot) = ring.split_at(first_slot.min(ring.len()));
         let behind = from_slot.get(BLOCK_LEN..).unwrap_or_default();
         let (start, rest) = block.split_at(SECTOR_LEN_MIN);
-        let has_no_header = is_zero(start) && is_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
-            || is_zero(rest) && start.starts_with(superblock::MAGIC);
-        has_no_header && is_zero(before) && is_zero(behind)
+        let has_no_header = is_all_zero(start) && is_all_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
+            || is_all_zero(rest) && start.starts_with(superblock::MAGIC);
+        has_no_header && is_all_zero(before) && is_all_zero(behind)
     }
 
     /// Opens the newest state that passes verification.

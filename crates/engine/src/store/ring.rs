@@ -5,10 +5,12 @@ use std::sync::{Arc, PoisonError};
 
 use super::buffer::with_buffer;
 use super::format::superblock::{
-    BLOCK_LEN, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, slot_offset,
+    BLOCK_LEN, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, is_sealed,
+    slot_offset,
 };
 use super::state::{SLOT_MARK_LEN, SlotMark, Slots, State};
 use super::{Store, txn};
+use crate::codec::is_all_zero;
 use crate::error::{Error, Location, Result};
 use crate::units::Txg;
 
@@ -79,8 +81,7 @@ impl Store {
 
     fn refresh_from(&self, current: &State, ring: Blocks<'_>) -> Result<()> {
         let is_known = |slot: usize| {
-            let mark = &ring.0[slot * BLOCK_LEN + TXG_OFFSET as usize..][..SLOT_MARK_LEN];
-            *mark == current.slots[slot].encode()
+            SlotMark::bytes_of(&ring.0[slot * BLOCK_LEN..]) == current.slots[slot].encode()
         };
         let block = &ring.0[current.slot as usize * BLOCK_LEN..][..BLOCK_LEN];
         let stands = current.is_in(block, &self.header.guid);
@@ -140,7 +141,9 @@ impl Store {
     }
 
     fn adopt_newest_of(&self, ring: Blocks<'_>) -> Result<bool> {
-        let Some(newest) = self.read_newest(ring)? else { return Err(self.no_superblock_left()?) };
+        let Some(newest) = self.read_newest(&self.state(), ring)? else {
+            return Err(self.no_superblock_left()?);
+        };
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -161,24 +164,35 @@ impl Store {
     }
 
     /// Decodes the newest superblock of the ring, and of the others only their numbers: this is
-    /// what every transaction does that follows one of another process.
-    fn read_newest(&self, (slot_blocks, rejected): Blocks<'_>) -> Result<Option<Newest>> {
+    /// what every transaction does that follows one of another process. Only those are verified
+    /// that `known` does not have.
+    fn read_newest(
+        &self,
+        known: &State,
+        (slot_blocks, rejected): Blocks<'_>,
+    ) -> Result<Option<Newest>> {
         let (mut slots, mut newest, mut is_sound) = (Slots::default(), None, true);
         for (slot, block) in slot_blocks.chunks_exact(BLOCK_LEN).enumerate() {
             if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
                 continue;
             }
-            match SlotMark::decode(block, &self.header.guid) {
+            let is_known = known.has_mark_of(block, slot);
+            let mark = match is_known {
+                true => Some(known.slots[slot]),
+                false => SlotMark::decode(block, &self.header.guid),
+            };
+            match mark {
                 Some(mark) => {
                     slots[slot] = mark;
-                    newest = newest.max(Some((mark.txg, slot)));
+                    newest = newest.max(Some((mark.txg, slot, is_known)));
                 }
-                None => is_sound &= block.iter().all(|byte| *byte == 0),
+                None => is_sound &= is_all_zero(block),
             }
         }
-        if is_sound && let Some((_, slot)) = newest {
+        if is_sound && let Some((_, slot, is_known)) = newest {
             let block = &slot_blocks[slot * BLOCK_LEN..][..BLOCK_LEN];
-            if let Some(superblock) = Superblock::decode(block, &self.header.guid)
+            if (!is_known || is_sealed(block))
+                && let Some(superblock) = Superblock::decode_sealed(block, &self.header.guid)
                 && superblock.next_slot != Some(slot as u64)
             {
                 let block = Some(block.into());
@@ -212,7 +226,7 @@ impl Store {
                 }
                 match Superblock::decode(block, &self.header.guid) {
                     Some(superblock) => ring.push((slot as u64, superblock)),
-                    None => is_sound &= block.iter().all(|byte| *byte == 0),
+                    None => is_sound &= is_all_zero(block),
                 }
             }
             Ok((ring, is_sound))

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::format::pointer::Pointer;
 use super::format::stats::PoolStats;
-use super::format::superblock::{SLOT_COUNT, Superblock};
+use super::format::superblock::{SLOT_COUNT, Superblock, TXG_OFFSET};
 use super::format::trees::{PerTree, TreeId};
 use super::tree::TxnTree;
 use crate::store::txn::holds::Holders;
@@ -64,6 +64,11 @@ impl SlotMark {
     pub(in crate::store) fn decode(block: &[u8], guid: &[u8; 16]) -> Option<SlotMark> {
         let (txg, durable, passing) = Superblock::numbers(block, guid)?;
         Some(SlotMark { txg, durable, passing })
+    }
+
+    /// Returns where a block has the mark that [`SlotMark::encode`] makes.
+    pub(in crate::store) fn bytes_of(block: &[u8]) -> &[u8] {
+        &block[TXG_OFFSET as usize..][..SLOT_MARK_LEN]
     }
 
     pub(in crate::store) fn encode(self) -> [u8; SLOT_MARK_LEN] {
@@ -162,6 +167,13 @@ impl State {
             unsynced_bytes: self.unsynced_bytes,
             holders: self.holders.clone(),
         }
+    }
+
+    /// Whether the block of a slot has the mark that this state knows for the slot. Then it was
+    /// verified before.
+    pub(in crate::store) fn has_mark_of(&self, block: &[u8], slot: usize) -> bool {
+        let mark = self.slots[slot];
+        mark != SlotMark::default() && *SlotMark::bytes_of(block) == mark.encode()
     }
 
     /// Whether a slot of the pool with this guid holds its superblock.

@@ -1,5 +1,7 @@
 //! Little-endian fields of fixed width, written and read in order.
 
+use crate::codec::is_all_zero;
+
 /// Appends fields to a buffer.
 pub(crate) struct FieldWriter<'a>(pub &'a mut Vec<u8>);
 
@@ -52,6 +54,6 @@ impl<'a> FieldReader<'a> {
     }
     /// Takes `count` reserved bytes, which must be zero.
     pub fn zeros(&mut self, count: usize) -> Option<()> {
-        self.bytes(count)?.iter().all(|byte| *byte == 0).then_some(())
+        is_all_zero(self.bytes(count)?).then_some(())
     }
 }

@@ -13,6 +13,7 @@
 //! [`crate::store::recover::verify`]). A slot is never reused while it holds the newest durable
 //! superblock.
 
+use crate::codec::is_all_zero;
 use crate::error::{Error, Location, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::features::{self, FEATURE_NAMES_LEN, Set};
@@ -315,6 +316,11 @@ impl Superblock {
     /// [`Superblock::check_readable`] needs them to refuse it by name.
     pub fn decode(block: &[u8], guid: &[u8; 16]) -> Option<Superblock> {
         check_seal(block)?;
+        Superblock::decode_sealed(block, guid)
+    }
+
+    /// Like [`Superblock::decode`], for a block whose checksum was verified.
+    pub(in crate::store) fn decode_sealed(block: &[u8], guid: &[u8; 16]) -> Option<Superblock> {
         let mut f = FieldReader(block);
         (f.bytes(8)? == SUPERBLOCK_MAGIC && f.bytes(16)? == guid).then_some(())?;
         let compat = f.u64()?;
@@ -444,7 +450,7 @@ fn encode_root(root: Option<&Pointer>, out: &mut Vec<u8>) {
 fn decode_root(f: &mut FieldReader<'_>) -> Option<Option<Pointer>> {
     let len = usize::from(f.u16()?);
     let (pointer, padding) = f.bytes(POINTER_LEN_MAX)?.split_at_checked(len)?;
-    padding.iter().all(|byte| *byte == 0).then_some(())?;
+    is_all_zero(padding).then_some(())?;
     if len == 0 { Some(None) } else { Pointer::decode(pointer).map(Some) }
 }
 

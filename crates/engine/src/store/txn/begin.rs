@@ -156,8 +156,9 @@ impl Store {
     }
 
     /// Waits, as long as `ask` allows, while one transaction keeps the pool for long. Where others
-    /// commit one after the other, whoever begins a transaction waits for its turn then: to wait
-    /// for it here as well would only make everybody wait twice.
+    /// commit one after the other, and so if anybody has since this process last looked, whoever
+    /// begins a transaction waits for its turn then: to wait for it here as well would only make
+    /// everybody wait twice.
     pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
         if self.is_read_only() {
             return Ok(());
@@ -167,7 +168,6 @@ impl Store {
         if self.is_writer_free()? {
             return Ok(());
         }
-        self.refresh()?;
         let state = self.state();
         let (mut asked, mut next) = (Duration::ZERO, LOCK_PAUSE_MIN);
         while !self.is_writer_free()? && self.is_newest(&state)? {
