@@ -43,10 +43,21 @@ fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
 }
 
 /// A piece of the content.
+#[derive(Clone, Copy)]
 pub enum Piece<'p> {
     Bytes(&'p [u8]),
-    /// This many zeros, which the pool does not store.
+    /// This many zeros, which are not stored.
     Hole(u64),
+}
+
+impl Piece<'_> {
+    /// Returns its length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::Hole(len) => *len,
+        }
+    }
 }
 
 /// Takes the pieces of the content, in order.

@@ -87,6 +87,56 @@ fn a_stream_of_more_zeros_than_anybody_takes_is_refused() {
     }
 }
 
+/// A second `put` looks for changes, also where one side has a hole and the other has bytes.
+#[test]
+fn sparse_files_go_in_without_their_holes() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("long");
+    let file = fs::File::create(&source).unwrap();
+    for at in [0, LONG_LEN / 2 + 5, LONG_LEN - 100_000] {
+        file.write_all_at(b"here", at).unwrap();
+    }
+    file.set_len(LONG_LEN).unwrap();
+    let put = |pool: &Path| json_of(hardpack().args(["put", "-q", "--json"]).args([&source, pool]));
+    for chunking in ["fixed", "cdc"] {
+        let pool = directory.path().join(chunking);
+        let property = format!("chunking={chunking}");
+        hardpack().args(["create", "-o", &property]).arg(&pool).assert().success();
+        let out = directory.path().join("out");
+        let extract = || {
+            let inside = with_ending(&pool, "/long");
+            hardpack().args(["extract", "-q"]).args([&inside, &out]).assert().success();
+        };
+        assert_eq!(put(&pool)["files"], 1);
+        assert_eq!(put(&pool)["unchanged"], 1);
+        extract();
+        assert_long(&out, LONG_LEN);
+        fs::remove_file(&out).unwrap();
+        // A new hole, and a byte in an old one.
+        file.set_len(LONG_LEN / 2).unwrap();
+        file.set_len(LONG_LEN).unwrap();
+        file.write_all_at(b"there", LONG_LEN / 4).unwrap();
+        assert_eq!(put(&pool)["files"], 1);
+        extract();
+        let copy = fs::File::open(&out).unwrap();
+        for (at, expected) in
+            [(0, "here\0"), (LONG_LEN / 4, "there"), (LONG_LEN / 2 + 5, "\0\0\0\0\0")]
+        {
+            let mut bytes = [1; 5];
+            copy.read_exact_at(&mut bytes, at).unwrap();
+            assert_eq!(bytes, expected.as_bytes(), "byte {at}");
+        }
+        fs::remove_file(&out).unwrap();
+        // As it was, for the next pool.
+        file.write_all_at(&[0; 5], LONG_LEN / 4).unwrap();
+        assert_eq!(put(&pool)["files"], 1);
+        for at in [LONG_LEN / 2 + 5, LONG_LEN - 100_000] {
+            file.write_all_at(b"here", at).unwrap();
+        }
+        hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    }
+}
+
 /// Whether or not the file system accepts the length, no command runs for ever.
 #[test]
 fn the_longest_file_is_written_or_refused_at_once() {
@@ -141,6 +191,9 @@ fn commands_about_the_longest_file_are_done_at_once() {
         command.args(["receive", "-q"]).arg(other.join("in")).write_stdin(stream);
         command.assert().success();
     }
+    let copy = other.join("copy");
+    run(&["cp"], &[&inside, &copy]);
+    assert_eq!(json_of(hardpack().args(["stat", "--json"]).arg(&copy))["len"], LONGEST_LEN);
     run(&["rm"], &[&clone]);
     run(&["rollback"], &[&old]);
     run(&["check", "-q"], &[&pool]);

@@ -12,7 +12,7 @@ use hardpack_engine::{Error, FileId};
 use super::names::{hold_last_name, named, now_ns, own};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
-use crate::contents::{self, Restart};
+use crate::contents::{self, Piece, Restart};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::settling::{Settling, settle_databases};
 use crate::users::{Users, behind_databases, tell_left_behind};
@@ -271,10 +271,13 @@ impl Transfer<'_> {
         }
         import.begin_file(parent, name, &new, &xattrs)?;
         let mut begin = contents::once();
-        let mut sink = contents::as_bytes(|bytes| {
+        let mut sink = |piece: Piece<'_>| {
             signals::check()?;
-            Ok(import.write(bytes)?)
-        });
+            Ok(match piece {
+                Piece::Bytes(bytes) => import.write(bytes)?,
+                Piece::Hole(len) => import.write_zeros(len)?,
+            })
+        };
         let done = contents::read(
             self.source,
             entry.file,
@@ -283,7 +286,6 @@ impl Transfer<'_> {
             &mut begin,
             &mut sink,
         );
-        drop(sink);
         match done {
             Ok(()) => import.end_file()?,
             Err(reason) => {

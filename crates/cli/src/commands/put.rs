@@ -7,6 +7,7 @@
 //!
 //! Files that cannot be read are reported on stderr, and the rest is stored.
 
+mod compared;
 mod delivery;
 mod existing;
 pub mod readers;

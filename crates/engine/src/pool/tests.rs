@@ -16,3 +16,4 @@ mod repair;
 mod rewrite;
 mod shared_cache;
 mod together;
+mod zeros;

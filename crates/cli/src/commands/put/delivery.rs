@@ -9,10 +9,12 @@ use std::sync::mpsc::Receiver;
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, Import, Kind, Pool, Xattr};
 
+use super::compared::Compared;
 use super::readers::{CHUNK_LEN, Loaded, Readers, SMALL_LEN, open, read_sparse};
 use super::source::{attributes_of, is_described};
 use crate::args::PutArgs;
 use crate::commands::names::now_ns;
+use crate::contents::{Piece, Sink};
 use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
 use crate::snapshot::{Snapshot, read_full};
@@ -229,7 +231,7 @@ impl<'p> Delivery<'p> {
 
     fn small(&mut self, item: Item, content: Vec<u8>) -> Result<(), Reason> {
         let len = content.len() as u64;
-        if self.is_same(&item, |sink| sink(&content))? {
+        if self.is_same(&item, |sink| sink(Piece::Bytes(&content)))? {
             return Ok(());
         }
         self.tell("put", &item.path)?;
@@ -268,7 +270,9 @@ impl<'p> Delivery<'p> {
             let path = std::path::absolute(&item.path)?;
             let snapshot = Snapshot::open(&path, false)?;
             let like = attributes_of(snapshot.metadata(), Kind::File);
-            return self.stream_from(item, &like, |sink| snapshot.read(CHUNK_LEN, sink));
+            return self.stream_from(item, &like, |sink| {
+                snapshot.read(CHUNK_LEN, &mut |bytes| sink(Piece::Bytes(bytes)))
+            });
         }
         let file = open(&item.path)?;
         self.stream_from(item, &item.attributes, |sink| read_sparse(&file, sink))
@@ -278,7 +282,7 @@ impl<'p> Delivery<'p> {
         &mut self,
         item: &Item,
         like: &Attributes,
-        read: impl Fn(&mut dyn FnMut(&[u8]) -> Result<(), Reason>) -> Result<(), Reason>,
+        read: impl Fn(&mut Sink<'_>) -> Result<(), Reason>,
     ) -> Result<(), Reason> {
         if self.is_same(item, &read)? {
             return Ok(());
@@ -288,10 +292,14 @@ impl<'p> Delivery<'p> {
         import.begin_file(item.parent, &item.name, like, &item.xattrs)?;
         let progress = &mut self.progress;
         let is_broken = &mut self.is_broken;
-        read(&mut |bytes| {
+        read(&mut |piece| {
             signals::check()?;
-            import.write(bytes).inspect_err(|_| *is_broken = true)?;
-            progress.add(0, bytes.len() as u64);
+            let written = match piece {
+                Piece::Bytes(bytes) => import.write(bytes),
+                Piece::Hole(len) => import.write_zeros(len),
+            };
+            written.inspect_err(|_| *is_broken = true)?;
+            progress.add(0, piece.len());
             Ok(())
         })?;
         import.end_file().inspect_err(|_| self.is_broken = true)?;
@@ -303,26 +311,17 @@ impl<'p> Delivery<'p> {
     fn is_same(
         &mut self,
         item: &Item,
-        read: impl Fn(&mut dyn FnMut(&[u8]) -> Result<(), Reason>) -> Result<(), Reason>,
+        read: impl Fn(&mut Sink<'_>) -> Result<(), Reason>,
     ) -> Result<bool, Reason> {
         let (Some(old), Some(pool)) = (item.compare_with, self.pool) else { return Ok(false) };
         let file = pool.file(old)?;
-        let (mut offset, mut is_same) = (0, true);
-        let mut stored = Vec::new();
-        read(&mut |bytes| {
+        let mut compared = Compared::new(&file);
+        read(&mut |piece| {
             signals::check()?;
-            if is_same {
-                stored.resize(bytes.len(), 0);
-                let n = file.read_at(&mut stored, offset)?;
-                is_same = n == bytes.len() && stored == bytes;
-                offset += bytes.len() as u64;
-            }
-            Ok(())
+            compared.add(piece)
         })?;
-        if !is_same || file.len()? != offset {
-            return Ok(false);
-        }
-        self.unchanged(offset);
+        let Some(len) = compared.end()? else { return Ok(false) };
+        self.unchanged(len);
         let is_described = is_described(&pool.attributes(old)?, &item.attributes)
             && pool.xattrs(old)? == item.xattrs;
         if !is_described {

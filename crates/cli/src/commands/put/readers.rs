@@ -11,6 +11,7 @@ use std::thread::Scope;
 
 use rustix::fs::SeekFrom;
 
+use crate::contents::{Piece, Sink};
 use crate::failure::Reason;
 use crate::snapshot::read_full;
 use crate::sqlite;
@@ -91,13 +92,9 @@ fn load(path: &Path, is_raw: bool) -> io::Result<Loaded> {
 }
 
 /// Hands a whole file to `sink`, without reading the holes that the file system knows.
-pub fn read_sparse(
-    file: &File,
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
-) -> Result<(), Reason> {
+pub fn read_sparse(file: &File, sink: &mut Sink<'_>) -> Result<(), Reason> {
     let len = file.metadata()?.len();
     let mut buffer = vec![0; CHUNK_LEN];
-    let mut zeros = Vec::new();
     let mut offset = 0;
     loop {
         let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
@@ -108,19 +105,15 @@ pub fn read_sparse(
             Err(_) => offset,
         };
         if data > offset {
-            zeros.resize(CHUNK_LEN, 0);
-        }
-        while offset < data {
-            let n = (data - offset).min(CHUNK_LEN as u64) as usize;
-            sink(&zeros[..n])?;
-            offset += n as u64;
+            sink(Piece::Hole(data - offset))?;
+            offset = data;
         }
         let end = rustix::fs::seek(file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
         while offset < end {
             let wanted = (end - offset).min(CHUNK_LEN as u64) as usize;
             let n = read_full(file, &mut buffer[..wanted], offset)?;
             if n > 0 {
-                sink(&buffer[..n])?;
+                sink(Piece::Bytes(&buffer[..n]))?;
             }
             offset += n as u64;
             if n < wanted {

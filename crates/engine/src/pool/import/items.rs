@@ -133,3 +133,16 @@ pub(super) struct Open {
     pub whole_len_max: usize,
     pub part_len: usize,
 }
+
+impl Open {
+    /// Returns how many bytes were given.
+    pub fn end(&self) -> u64 {
+        self.len + self.buffer.len() as u64
+    }
+
+    /// Returns how many more bytes are buffered before they are queued.
+    pub fn room(&self) -> u64 {
+        let len_max = if self.file.is_some() { self.part_len } else { self.whole_len_max };
+        (len_max - self.buffer.len()) as u64
+    }
+}

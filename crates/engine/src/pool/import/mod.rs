@@ -36,6 +36,7 @@ use std::sync::Arc;
 
 use self::items::{Item, Open, Place};
 use self::prepare::{Ready, Split};
+use super::extents::FILE_LEN_MAX;
 use super::namespace::edit::Edit;
 use super::namespace::entries::{self, Attributes, Kind, Xattr};
 use super::namespace::nameless;
@@ -363,16 +364,45 @@ impl Import<'_> {
             let Some(open) = &mut self.open else {
                 return Err(Error::Invalid("no file was begun; call begin_file first".into()));
             };
-            let len_max = match open.file {
-                Some(_) => open.part_len,
-                None => open.whole_len_max,
-            };
-            let n = bytes.len().min(len_max - open.buffer.len());
+            let n = bytes.len().min(open.room() as usize);
             open.buffer.extend_from_slice(&bytes[..n]);
             bytes = &bytes[n..];
-            if open.buffer.len() == len_max && !bytes.is_empty() {
+            if open.room() == 0 && !bytes.is_empty() {
                 self.push_parts(false)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Appends zeros to the file that was begun. However many they are, they take no more time and
+    /// space than a part of the file.
+    pub fn write_zeros(&mut self, len: u64) -> Result<()> {
+        let mut left = len;
+        if let Some(open) = &self.open {
+            if open.end().checked_add(len).is_none_or(|end| end > FILE_LEN_MAX) {
+                return Err(Error::Invalid("the file would be too long".into()));
+            }
+            let (room, part_len) = (open.room(), open.part_len as u64);
+            if left.saturating_sub(room) >= part_len {
+                // What follows begins where a slot does.
+                self.write_few_zeros(room)?;
+                self.push_parts(true)?;
+                left -= room;
+                if let Some(open) = &mut self.open {
+                    open.len += left / part_len * part_len;
+                    left %= part_len;
+                }
+            }
+        }
+        self.write_few_zeros(left)
+    }
+
+    fn write_few_zeros(&mut self, mut len: u64) -> Result<()> {
+        const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        while len > 0 {
+            let n = len.min(ZEROS.len() as u64);
+            self.write(&ZEROS[..n as usize])?;
+            len -= n;
         }
         Ok(())
     }
