@@ -186,20 +186,23 @@ impl Store {
         }
         if pointer.is_verbatim() && matches!(pointer.place, Place::Extent { .. }) {
             let stored = self.read_stored(pointer)?;
-            if stored.len() != pointer.extent_len as usize {
-                let what = format!(
-                    "expected {} uncompressed bytes, found {}",
-                    pointer.extent_len,
-                    stored.len()
-                );
-                return Err(Error::corrupt("extent", self.location_of(pointer), what));
-            }
+            self.check_verbatim(pointer, &stored)?;
             return Ok(Arc::new(stored));
         }
         with_buffer(|stored| {
             self.read_stored_into(pointer, stored)?;
             self.decode(of, pointer, stored, self.location_of(pointer)).map(Arc::new)
         })
+    }
+
+    /// Checks that the stored bytes of an extent that is not compressed are as many as it holds.
+    pub(super) fn check_verbatim(&self, pointer: &Pointer, stored: &[u8]) -> Result<()> {
+        if stored.len() == pointer.extent_len as usize {
+            return Ok(());
+        }
+        let (expected, found) = (pointer.extent_len, stored.len());
+        let what = format!("expected {expected} uncompressed bytes, found {found}");
+        Err(Error::corrupt("extent", self.location_of(pointer), what))
     }
 
     /// Decompresses the whole extent from the stored bytes of a pointer, which come from `place`.

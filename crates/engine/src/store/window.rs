@@ -4,7 +4,8 @@
 //! decode less than all of it, the *window* around that page is decoded and cached: a run of
 //! [`WINDOW_LEN`] bytes, aligned to its own length. What this saves is not only decoding: a record
 //! of its own length is memory that the system must clear first, and that pushes more out of the
-//! cache.
+//! cache. That memory is most of what a stored record that was not compressed costs: it is read into
+//! a buffer, to be verified as a whole, and only the window is copied from there.
 //!
 //! A second window costs more than the rest of the record would have. So it is decoded only while
 //! the cache is full and records have left it before they were read again; otherwise the second
@@ -169,6 +170,7 @@ impl Store {
     fn pays(&self, pointer: &Pointer, key: ExtentKey, window: &Window) -> bool {
         let len = pointer.extent_len as usize;
         let is_cheap = pointer.is_filtered()
+            || pointer.is_verbatim()
             || codec::has_cheap_front(pointer.codec, pointer.codec_version)
                 && window.range.end * FRONT_PART <= len * (FRONT_PART - 1);
         if pointer.dictionary != 0 || !is_cheap {
@@ -213,6 +215,10 @@ impl Store {
         stored: &[u8],
         window: &Window,
     ) -> Result<Vec<u8>> {
+        if pointer.is_verbatim() {
+            self.check_verbatim(pointer, stored)?;
+            return Ok(stored[window.range.clone()].to_vec());
+        }
         let mut bytes = vec![0; window.range.len()];
         let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
         let start = window.range.start;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
+use crate::error::Error;
 use crate::pool::extents::{FileExtent, parse_file_extent};
 use crate::pool::{File, Options, Pool, Property};
 use crate::store::Durability;
@@ -83,6 +84,28 @@ fn a_page_brings_its_window_and_the_next_one_the_record() {
     assert!(!store.is_cached(&second), "that page was there");
     assert_read(&file, &bytes, RECORD + 3 * PAGE, PAGE);
     assert!(store.is_cached(&second));
+}
+
+/// Of a record that is stored as it is, a window is all that needs memory. It is verified whole.
+#[test]
+fn a_page_of_an_uncompressed_record_brings_its_window() {
+    let bytes = content();
+    let (pool, file) = fresh(&bytes, 32 << 20);
+    let last = extents(&pool, TreeId::Map)[3].pointer.clone();
+    let store = pool.store();
+    assert!(last.is_verbatim());
+    assert_read(&file, &bytes, 3 * RECORD + 9 * PAGE, PAGE);
+    let window = 2 * WINDOW..3 * WINDOW;
+    assert!(store.peek(&last, window).is_some() && !store.is_cached(&last));
+    assert_read(&file, &bytes, 3 * RECORD + 31 * PAGE, PAGE);
+    assert!(store.is_cached(&last));
+    let (pool, file) = fresh(&bytes, 32 << 20);
+    let at = pool.store().offset_of(&last) + 31 * PAGE as u64;
+    let mut byte = [0];
+    pool.store().device().read_at(&mut byte, at).unwrap();
+    pool.store().device().write_at(&[byte[0] ^ 1], at).unwrap();
+    let read = file.read_at(&mut [0; PAGE], (3 * RECORD + 9 * PAGE) as u64);
+    assert!(matches!(read, Err(Error::Corrupt { .. })), "{read:?}");
 }
 
 /// What goes on where the last reads ended is taken for a scan, however little has been read.
