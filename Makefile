@@ -42,8 +42,10 @@ lint: packages
 
 # Benchmarks Hardpack against stock SQLite: half an hour or less on an idle machine. BENCH passes options on, as in
 # `make bench BENCH='--db my.sqlite --only update_wal_normal'`. docs/benchmarks.md is made with BENCH='--publish docs'.
+# The first reads of fresh processes come last, with a chart of them.
 bench: build
 	bench/bench.py $(BENCH)
+	bench/first_rows.py --chart bench-results/first-rows.svg
 
 # Simulates many more losses of power than `make test` has time for: a quarter of an hour on the engine alone, then as
 # long again on SQLite, the VFS and the engine together, and some minutes on a mounted directory. All print what they tried.

@@ -67,6 +67,7 @@ class Panel:
     x: Axis
     y: Axis
     lines: list
+    left: int = PANEL_LEFT  # the room for what is written beside the vertical axis
 
 
 def plain(value):
@@ -163,7 +164,7 @@ class Frame:
 
     def __init__(self, panel, left, top, width, height):
         self.panel = panel
-        self.left, self.top = left + PANEL_LEFT, top + (PANEL_TOP if panel.title else PANEL_TOP - 18)
+        self.left, self.top = left + panel.left, top + (PANEL_TOP if panel.title else PANEL_TOP - 18)
         self.right, self.bottom = left + width - PANEL_RIGHT, top + height - PANEL_BOTTOM
         self.width, self.height = self.right - self.left, self.bottom - self.top
         self.taken = []

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures a mounted pool beside ext4 and btrfs (with the same codec) on loop devices.
 
-usage: mount.py [--rounds N] [--mb N] [--files N] [--work DIR] [--cli PATH] [--json] [--readonly-compare [--tree DIR]]
+usage: mount.py [--rounds N] [--mb N] [--files N] [--work DIR] [--cli PATH] [--json] [--chart FILE]
+                [--readonly-compare [--tree DIR]]
 
 Needs root and /dev/fuse. The file systems take turns, and each is made anew in each round; the medians are printed, with
 the multiple of ext4. Caches are dropped before what is called cold. The files are those of /usr/share and of the work
@@ -9,6 +10,8 @@ tree, repeated until there are enough of them; writing ends with a sync.
 
 With --readonly-compare, one tree is packed into read-only images instead: squashfs of the kernel, DwarFS if `mkdwarfs` and
 `dwarfs` are there, and pools mounted with `-o ro`. Their sizes are compared, and how fast all of it is read.
+
+--chart draws both comparisons as an SVG.
 """
 
 import argparse
@@ -21,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import charts
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KINDS = ("ext4", "btrfs", "pool")
@@ -35,6 +40,7 @@ def parse_arguments(argv):
     parser.add_argument("--work", default=None)
     parser.add_argument("--cli", default=os.path.join(ROOT, "target/release/hardpack"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--chart")
     parser.add_argument("--readonly-compare", action="store_true")
     parser.add_argument("--tree", default="/usr/lib/python3", help="what the read-only images hold")
     return parser.parse_args(argv)
@@ -187,18 +193,20 @@ def measure(kind, work, args, data):
     return figures
 
 
-def make_pool(cli, tree, image, *properties):
-    """Packs a tree into a pool with these properties."""
+def make_pool(cli, tree, image, optimized, *properties):
+    """Packs a tree into a pool with these properties, and optimizes it if asked to."""
     run(cli, "create", *[word for each in properties for word in ("-o", each)], image)
-    run(cli, "put", tree, os.path.join(image, "tree"))
+    run(cli, "put", "-q", tree, os.path.join(image, "tree"))
+    if optimized:
+        run(cli, "optimize", "-q", image)
 
 
 def readonly_kinds(cli):
     """Returns {name: (make the image, mount it, unmount it)}."""
 
-    def pool(*properties):
+    def pool(*properties, optimized=False):
         return (
-            lambda tree, image: make_pool(cli, tree, image, *properties),
+            lambda tree, image: make_pool(cli, tree, image, optimized, *properties),
             lambda image, point: run(cli, "mount", "-o", "ro", image, point),
             lambda point: run(cli, "umount", point),
         )
@@ -222,6 +230,7 @@ def readonly_kinds(cli):
         )
     kinds["pool zstd-3"] = pool("compression=zstd-3")
     kinds["pool zstd-19, 1M, dedup"] = pool("compression=zstd-19", "recordsize=1M", "dedup=on")
+    kinds["pool, optimized"] = pool(optimized=True)
     return kinds
 
 
@@ -252,48 +261,91 @@ def measure_readonly(kind, work, tree):
     return figures
 
 
+def medians_of(rounds):
+    return {
+        kind: {name: statistics.median(one[name] for one in ones) for name in ones[0]} for kind, ones in rounds.items()
+    }
+
+
 def compare_readonly(args, work):
+    """Returns the figures of each round, by kind."""
     kinds, rounds = readonly_kinds(args.cli), {}
     for _ in range(args.rounds):
         for name, kind in kinds.items():
             rounds.setdefault(name, []).append(measure_readonly(kind, os.path.join(work, "readonly"), args.tree))
-    medians = {name: {key: statistics.median(one[key] for one in ones) for key in ones[0]} for name, ones in rounds.items()}
-    if args.json:
-        return print(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
-    length, count = tree_len(args.tree)
-    print(f"{args.tree}: {count} files, {length / 1e6:.0f} MB")
-    if "DwarFS" not in kinds:
+    return rounds
+
+
+def compare(args, work):
+    """Returns the figures of each round, by kind."""
+    rounds, data = {kind: [] for kind in KINDS}, text_of(args.mb * 1_000_000)
+    for _ in range(args.rounds):
+        for kind in KINDS:
+            rounds[kind].append(measure(kind, os.path.join(work, kind), args, data))
+    return rounds
+
+
+def print_readonly(medians, tree):
+    length, count = tree_len(tree)
+    print(f"{tree}: {count} files, {length / 1e6:.0f} MB")
+    if "DwarFS" not in medians:
         print("DwarFS is not installed: it is left out")
     for name, figures in medians.items():
         print("%-26s" % name + "".join("%12.1f %s" % (value, key) for key, value in figures.items()))
 
 
-def main(argv):
-    args = parse_arguments(argv)
-    work = tempfile.mkdtemp(prefix="hardpack-mount-", dir=args.work)
-    rounds = {kind: [] for kind in KINDS}
-    if args.readonly_compare:
-        try:
-            return compare_readonly(args, work)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    try:
-        data = text_of(args.mb * 1_000_000)
-        for _ in range(args.rounds):
-            for kind in KINDS:
-                rounds[kind].append(measure(kind, os.path.join(work, kind), args, data))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    medians = {
-        kind: {name: statistics.median(one[name] for one in ones) for name in ones[0]} for kind, ones in rounds.items()
-    }
-    if args.json:
-        return print(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
+def print_compared(medians):
     print("%-28s" % "" + "".join("%12s" % kind for kind in KINDS) + "   pool x ext4   x btrfs")
     for name in medians["pool"]:
         values = [medians[kind][name] for kind in KINDS]
         against = (values[2] / values[0], values[2] / values[1])
         print("%-28s" % name + "".join("%12.1f" % value for value in values) + "%14.2f%10.2f" % against)
+
+
+def chart(live, readonly, rounds):
+    """Draws the speeds of both comparisons from their medians."""
+    names = [name for name in live["pool"] if name.endswith("/s")]
+    rows = {name: len(names) - index for index, name in enumerate(names)}
+    colours = {"btrfs": "brown", "pool": "blue"}
+    dots = [charts.Line(kind, colour, [(live[kind][name] / live["ext4"][name], rows[name])], [5])
+            for kind, colour in colours.items() for name in names]
+    x = charts.log_axis("speed as a multiple of ext4 (logarithmic)", [dot.points[0][0] for dot in dots] + [1])
+    y = charts.Axis("", 0.4, len(names) + 0.6, False, [(rows[name], name.rpartition(", ")[0]) for name in names])
+    speeds = charts.Panel("Beside ext4 and btrfs with zstd-3", x, y, dots, 190)
+    points = {name: (own["size, % of the files"], own["read cold, MB/s"]) for name, own in readonly.items()}
+    images = [charts.Line(name, "blue" if name.startswith("pool") else "orange", [point], [5], name)
+              for name, point in points.items()]
+    x = charts.linear_axis("size, % of the files", [point[0] for point in points.values()])
+    y = charts.linear_axis("all files read, caches dropped, MB/s", [point[1] for point in points.values()])
+    legend = [charts.Line(kind, colour, [], [5]) for kind, colour in colours.items()]
+    subtitle = ("Left: to the right is faster, the vertical line at 1 is ext4. Right: one tree as a read-only image, upper "
+                "left is better. Medians of %d rounds." % rounds)
+    return charts.figure("A mounted pool beside file systems of the kernel", subtitle, subtitle,
+                         [speeds, charts.Panel("Read-only images", x, y, images)], legend, columns=2, panel_height=360)
+
+
+def main(argv):
+    args = parse_arguments(argv)
+    work = tempfile.mkdtemp(prefix="hardpack-mount-", dir=args.work)
+    rounds = {}
+    try:
+        if args.chart or not args.readonly_compare:
+            rounds["live"] = compare(args, work)
+        if args.chart or args.readonly_compare:
+            rounds["readonly"] = compare_readonly(args, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    medians = {which: medians_of(ones) for which, ones in rounds.items()}
+    if args.chart:
+        with open(args.chart, "w", encoding="utf-8") as file:
+            file.write(chart(medians["live"], medians["readonly"], args.rounds))
+    if args.json:
+        return print(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
+    if "live" in medians:
+        print_compared(medians["live"])
+    if "readonly" in medians:
+        print_readonly(medians["readonly"], args.tree)
+    return None
 
 
 if __name__ == "__main__":

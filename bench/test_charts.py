@@ -15,8 +15,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import charts
 import figures
+import first_rows
 import machine
 import metrics
+import mount
 import publish
 import report
 import workloads
@@ -65,13 +67,24 @@ def example():
     return result
 
 
+def own_charts():
+    """Returns the charts that are no part of a result, of invented numbers."""
+    sample = {"rows": {count: 1e-5 * 1000 / (count + 9) for count in first_rows.CHART_COUNTS}}
+    kinds = {kind: [sample, sample] for kind in first_rows.KINDS}
+    live = {kind: {"write, MB/s": speed, "size, % of the file": 50, "files read, 1/s": speed}
+            for kind, speed in (("ext4", 100.0), ("btrfs", 50.0), ("pool", 200.0))}
+    images = {name: {"size, % of the files": 20.0, "read cold, MB/s": 90.0} for name in ("squashfs", "pool, optimized")}
+    return {"first-rows": first_rows.chart(kinds, {"stock": [sample]}), "mount": mount.chart(live, images, 3)}
+
+
 class Drawn(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.drawings = figures.draw(example())
+        cls.series = figures.draw(example())
+        cls.drawings = dict(cls.series, **own_charts())
 
     def test_every_series_is_drawn(self):
-        self.assertEqual(sorted(self.drawings), ["concurrency", "growth", "latency", "tradeoff-pack", "tradeoff-point",
+        self.assertEqual(sorted(self.series), ["concurrency", "growth", "latency", "tradeoff-pack", "tradeoff-point",
                                                  "tradeoff-scan"])
 
     def test_well_formed_and_described(self):
@@ -119,6 +132,31 @@ class Drawn(unittest.TestCase):
         axis = charts.linear_axis("<x>", [1, 2])
         drawing = charts.figure("a & b", "c", 'd "e"', [charts.Panel("p", axis, axis, [])], [])
         self.assertIn("a & b", ElementTree.fromstring(drawing).find(SVG + "title").text)
+
+
+class ChartsOfTheirOwn(unittest.TestCase):
+    def setUp(self):
+        self.drawings = {name: ElementTree.fromstring(drawing) for name, drawing in own_charts().items()}
+
+    def texts(self, name):
+        return [text.text for text in self.drawings[name].iter(SVG + "text")]
+
+    def test_first_rows(self):
+        for name, _ in first_rows.LEGEND.values():
+            self.assertEqual(self.texts("first-rows").count(name), 1)
+        curves = [path for path in self.drawings["first-rows"].iter(SVG + "path") if "L" in path.get("d")]
+        self.assertEqual(len(curves), len(first_rows.KINDS) + 1)
+        self.assertIn("2 and 1 processes of each kind", self.texts("first-rows"))
+
+    def test_mount(self):
+        for text in ("write", "files read", "squashfs", "btrfs"):
+            self.assertEqual(self.texts("mount").count(text), 1, text)
+        self.assertNotIn("size", self.texts("mount"))
+        dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in self.drawings["mount"].iter(SVG + "circle")]
+        legend, rows, images = dots[:2], dots[2:6], dots[6:]
+        self.assertEqual((len(legend), len(rows), len(images)), (2, 4, 2))
+        # First those of btrfs, then those of the pool, which is faster here.
+        self.assertTrue(all(slow[1] == fast[1] and slow[0] < fast[0] for slow, fast in zip(rows[:2], rows[2:])))
 
 
 class Axes(unittest.TestCase):

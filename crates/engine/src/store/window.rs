@@ -4,8 +4,8 @@
 //! decode less than all of it, the *window* around that page is decoded and cached: a run of
 //! [`WINDOW_LEN`] bytes, aligned to its own length. What this saves is not only decoding: a record
 //! of its own length is memory that the system must clear first, and that pushes more out of the
-//! cache. That memory is most of what a stored record that was not compressed costs: it is read into
-//! a buffer, to be verified as a whole, and only the window is copied from there.
+//! cache. For a record that is not compressed, that is most of the cost: it is read into a buffer,
+//! to be verified as a whole, and only the window is copied from there.
 //!
 //! A second window costs more than the rest of the record would have. So it is decoded only while
 //! the cache is full and records have left it before they were read again; otherwise the second
