@@ -193,20 +193,20 @@ def measure(kind, work, args, data):
     return figures
 
 
-def make_pool(cli, tree, image, optimized, *properties):
-    """Packs a tree into a pool with these properties, and optimizes it if asked to."""
+def make_pool(cli, tree, image, optimised, *properties):
+    """Packs a tree into a pool with these properties, and optimises it if asked to."""
     run(cli, "create", *[word for each in properties for word in ("-o", each)], image)
     run(cli, "put", "-q", tree, os.path.join(image, "tree"))
-    if optimized:
+    if optimised:
         run(cli, "optimize", "-q", image)
 
 
 def readonly_kinds(cli):
     """Returns {name: (make the image, mount it, unmount it)}."""
 
-    def pool(*properties, optimized=False):
+    def pool(*properties, optimised=False):
         return (
-            lambda tree, image: make_pool(cli, tree, image, optimized, *properties),
+            lambda tree, image: make_pool(cli, tree, image, optimised, *properties),
             lambda image, point: run(cli, "mount", "-o", "ro", image, point),
             lambda point: run(cli, "umount", point),
         )
@@ -230,7 +230,7 @@ def readonly_kinds(cli):
         )
     kinds["pool zstd-3"] = pool("compression=zstd-3")
     kinds["pool zstd-19, 1M, dedup"] = pool("compression=zstd-19", "recordsize=1M", "dedup=on")
-    kinds["pool, optimized"] = pool(optimized=True)
+    kinds["pool, optimised"] = pool(optimised=True)
     return kinds
 
 

@@ -73,7 +73,7 @@ def own_charts():
     kinds = {kind: [sample, sample] for kind in first_rows.KINDS}
     live = {kind: {"write, MB/s": speed, "size, % of the file": 50, "files read, 1/s": speed}
             for kind, speed in (("ext4", 100.0), ("btrfs", 50.0), ("pool", 200.0))}
-    images = {name: {"size, % of the files": 20.0, "read cold, MB/s": 90.0} for name in ("squashfs", "pool, optimized")}
+    images = {name: {"size, % of the files": 20.0, "read cold, MB/s": 90.0} for name in ("squashfs", "pool, optimised")}
     return {"first-rows": first_rows.chart(kinds, {"stock": [sample]}), "mount": mount.chart(live, images, 3)}
 
 
