@@ -273,10 +273,11 @@ impl Transfer<'_> {
         let mut begin = contents::once();
         let mut sink = |piece: Piece<'_>| {
             signals::check()?;
-            Ok(match piece {
+            match piece {
                 Piece::Bytes(bytes) => import.write(bytes)?,
                 Piece::Hole(len) => import.write_zeros(len)?,
-            })
+            }
+            Ok(())
         };
         let done = contents::read(
             self.source,

@@ -398,7 +398,7 @@ impl Import<'_> {
     }
 
     fn write_few_zeros(&mut self, mut len: u64) -> Result<()> {
-        const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         while len > 0 {
             let n = len.min(ZEROS.len() as u64);
             self.write(&ZEROS[..n as usize])?;
