@@ -21,7 +21,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hardpack::open_mark;
 use hardpack_engine::device::{Device, FILLING_MARK, FileDevice};
@@ -42,10 +42,13 @@ const NUMBER_END: u64 = 1 << 61;
 /// Set in a mark that mounts share, besides the one of all users, while they have the first file
 /// open: its content may be replaced in place under SQLite's lock, on which they do not rely.
 const MOUNT_BIT: u64 = 1 << 60;
+/// The mark of the command that claims all marks which nobody has, until it is done. It would be
+/// that of readers of the root, which is no database.
+const TURN_MARK: u64 = 1 << 61 | ROOT.0;
 /// How long to wait before asking again for a mark that another process briefly holds exclusively.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait for a database that is locked.
-const LOCK_WAIT: Duration = Duration::from_secs(2);
+pub const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Up to this many files are held exclusively, whatever they are; beyond it, only databases. For
 /// each lock, the system goes through all locks of a file.
 const HELD_COUNT: usize = 1024;
@@ -283,9 +286,24 @@ impl Users {
         }
     }
 
+    /// Waits until no other command keeps everybody out, so that its claims are not taken for
+    /// users; without a limit, until that is so.
+    pub fn take_turn(&self, limit: Option<Duration>) -> Result<(), Reason> {
+        let begun = Instant::now();
+        while !self.device.try_claim(TURN_MARK)? {
+            signals::check()?;
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                return Err(busy());
+            }
+            std::thread::sleep(MARK_PAUSE);
+        }
+        Ok(())
+    }
+
     /// Keeps everybody out of the databases at or below `scope`, including ones that appear there
     /// later, as long as the returned value lives. Fails if another process already uses one. Who
-    /// has the first file open and does nothing is in the way only if it may be taken away.
+    /// has the first file open and does nothing is in the way only if it may be taken away. The
+    /// caller has the turn.
     pub fn keep_out(self, pool: &Pool, scope: FileId, takes_first: bool) -> Result<Users, Reason> {
         let is_concerned =
             |file| Ok::<_, Error>(pool.path_of(file).is_ok() && pool.is_below(file, scope)?);
@@ -307,6 +325,7 @@ impl Users {
     /// Keeps everybody out of every database, as long as the returned value lives. Damage in the
     /// pool does not prevent it.
     pub fn keep_out_of_all(self, pool: &Pool) -> Result<Users, Reason> {
+        self.take_turn(Some(LOCK_WAIT))?;
         if let Some(number) = self.device.claim_unused(ROOT.0..NUMBER_END)?.first() {
             return Err(self.in_use_at(pool, FileId(*number & !MOUNT_BIT)));
         }

@@ -348,6 +348,25 @@ fn a_rollback_does_not_remove_a_database_that_is_open() {
     home.run(&["check", "-q"], &[&pool]);
 }
 
+/// Each of them keeps everybody out of all files that nobody uses, until it is done.
+#[test]
+fn rollbacks_at_once_take_turns() {
+    let home = Home::new();
+    let pool = home.at("p.hpk");
+    home.run(&["create"], &[&pool]);
+    for name in ["a", "b", "c"] {
+        home.run(&["put", "-q"], &[&home.plain, &pool.join(name).join("x.db")]);
+        home.run(&["snapshot"], &[&pool.join(format!("{name}@s"))]);
+    }
+    std::thread::scope(|scope| {
+        for name in ["a", "b", "c"] {
+            let (home, of) = (&home, pool.join(format!("{name}@s")));
+            scope.spawn(move || (0..20).for_each(|_| home.run(&["rollback"], &[&of])));
+        }
+    });
+    home.run(&["check", "-q"], &[&pool]);
+}
+
 #[test]
 fn a_stream_does_not_remove_a_database_that_is_open() {
     let home = Home::new();

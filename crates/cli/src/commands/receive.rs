@@ -243,9 +243,12 @@ fn behind_others(mut reason: Reason, count: u64) -> Reason {
 
 /// Empties the logs of the databases that may change, and keeps everybody out of them.
 fn keep_out(path: &Path, pool: &Pool, scope: FileId) -> Result<Users, Reason> {
+    let users = Users::of(path)?;
+    // As for the pool's lock, a stream waits as long as it takes.
+    users.take_turn(None)?;
     settle_databases(path, &pool.path_of(scope)?, Settling::Emptied)?;
     pool.refresh()?;
     // What a stream takes away from a directory is not known before it has been read.
     let takes_first = pool.attributes(scope)?.kind == Kind::Directory;
-    Users::of(path)?.keep_out(pool, scope, takes_first)
+    users.keep_out(pool, scope, takes_first)
 }

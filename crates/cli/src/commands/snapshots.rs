@@ -20,7 +20,7 @@ use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
 use crate::settling::{Settling, settle_databases};
 use crate::sidecars::FIRST_FILE;
-use crate::users::{Users, has_log_in_pool, tell_left_behind};
+use crate::users::{LOCK_WAIT, Users, has_log_in_pool, tell_left_behind};
 use crate::{near, pool_file, signals, text};
 
 /// How long others may keep a snapshot from being destroyed.
@@ -161,7 +161,9 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         // SQLite does not open a database with a log in the pool, not even to lock it.
         let has_log = has_log(&pool, FIRST_FILE)?;
         let takes_first = has_log || !is_first_in(&pool, scope, &name)?;
-        let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope, takes_first)?;
+        let users = Users::of(&address.pool)?;
+        users.take_turn(Some(LOCK_WAIT))?;
+        let kept_out = users.keep_out(&pool, scope, takes_first)?;
         let mut refused = None;
         let mut hold = |there: &DirEntry| {
             hold_last_name(&kept_out, &pool, there).map_err(|reason| {
