@@ -173,3 +173,25 @@ fn what_is_there_is_spared() {
     assert_eq!(run(&["find", "p.hpk", "--type", "p"]), "p.hpk/plain\n");
     hardpack().args(["check", "-q"]).arg(at.join("p.hpk")).assert().success().stdout("");
 }
+
+/// What nobody may read stays so: no permissions at all are not the same as unknown ones.
+#[test]
+fn files_without_any_permissions_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::create_dir_all(at.join("tree/closed")).unwrap();
+    fs::write(at.join("tree/shadow"), "secret").unwrap();
+    let run = |arguments: &[&str]| stdout_of(hardpack().current_dir(at).args(arguments));
+    run(&["put", "-q", "tree", "p.hpk"]);
+    for name in ["shadow", "closed"] {
+        run(&["chmod", "0", &format!("p.hpk/tree/{name}")]);
+    }
+    run(&["extract", "-q", "p.hpk", "out"]);
+    run(&["extract", "-q", "p.hpk/tree/shadow", "alone"]);
+    run(&["unpack", "-q", "p.hpk/tree/shadow", "unpacked"]);
+    run(&["salvage", "-q", "p.hpk", "saved"]);
+    for name in ["out/tree/shadow", "out/tree/closed", "alone", "unpacked", "saved/tree/shadow"] {
+        let mode = fs::metadata(at.join(name)).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0, "{name}");
+    }
+}

@@ -39,12 +39,11 @@ pub fn special_kind(mode: u32) -> Option<Kind> {
 
 /// The permission bits of a file.
 pub fn mode(attributes: &Attributes) -> u32 {
-    let is_unknown = attributes.mode == 0 && attributes.owner.is_none();
-    match attributes.kind {
-        Kind::Symlink => 0o777,
-        Kind::Directory if is_unknown => DIRECTORY_MODE,
-        Kind::File if is_unknown => FILE_MODE,
-        _ => attributes.mode & 0o7777,
+    match (attributes.kind, attributes.known_mode()) {
+        (Kind::Symlink, _) => 0o777,
+        (Kind::Directory, None) => DIRECTORY_MODE,
+        (Kind::File, None) => FILE_MODE,
+        (_, mode) => mode.unwrap_or_default(),
     }
 }
 

@@ -255,8 +255,8 @@ fn make_special(args: &SalvageArgs, file: &SalvageFile, output: &Path) -> Result
         publish::refuse_in_use(output)?;
         std::fs::remove_file(output)?;
     }
-    let Attributes { kind, mode, device, .. } = file.attributes;
-    let mode = if mode == 0 { MODE_DEFAULT } else { mode & 0o777 };
+    let Attributes { kind, device, .. } = file.attributes;
+    let mode = file.attributes.known_mode().unwrap_or(MODE_DEFAULT) & 0o777;
     let (mode, device) = (Mode::from_raw_mode(mode), makedev(device.major, device.minor));
     Ok(mknodat(CWD, output, file_type(kind), mode, device).map_err(std::io::Error::from)?)
 }
@@ -314,7 +314,7 @@ fn copy(
     }
     writer.finish()?;
     progress.finish();
-    let mode = if attributes.mode == 0 { MODE_DEFAULT } else { attributes.mode };
+    let mode = attributes.known_mode().unwrap_or(MODE_DEFAULT);
     let since_1970 = u64::try_from(attributes.modified_ns).ok().filter(|ns| *ns > 0);
     let modified = since_1970.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
     unfinished.complete(mode, modified)?;

@@ -159,9 +159,9 @@ fn unpack(
 ) -> Result<u64, Reason> {
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
     let written = write(args, holding, unfinished.path())?;
-    let mode = match holding.attributes.mode {
-        0 => std::fs::metadata(input)?.mode(),
-        mode => mode,
+    let mode = match holding.attributes.known_mode() {
+        Some(mode) => mode,
+        None => std::fs::metadata(input)?.mode(),
     };
     unfinished.complete(mode, modified(&holding.attributes))?;
     unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;

@@ -372,7 +372,7 @@ fn unfinished_name() -> io::Result<Vec<u8>> {
 }
 
 fn mode_of(known: &Attributes, default: u32) -> u32 {
-    if known.mode == 0 { default } else { known.mode & 0o7777 }
+    known.known_mode().unwrap_or(default)
 }
 
 fn times(known: &Attributes) -> Timestamps {

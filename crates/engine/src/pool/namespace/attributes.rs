@@ -33,7 +33,7 @@ pub struct Attributes {
     pub kind: Kind,
     /// Length in bytes; for a symbolic link, the length of its target.
     pub len: u64,
-    /// POSIX permission bits; 0 if unknown.
+    /// POSIX permission bits; 0 if unknown, unless the owner is known.
     pub mode: u32,
     /// When the bytes were last changed.
     pub modified_ns: i64,
@@ -69,6 +69,11 @@ impl Attributes {
             parent,
             device: DeviceNumber::default(),
         }
+    }
+
+    /// The permission bits, unless they are unknown. Whoever records an owner records them too.
+    pub fn known_mode(&self) -> Option<u32> {
+        (self.mode != 0 || self.owner.is_some()).then_some(self.mode & 0o7777)
     }
 
     /// Whether they can belong together: special files have no bytes, and only devices a number.
@@ -162,9 +167,9 @@ pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
 
 /// Refuses a file that does not exist, since no entries are kept for removed files. Must be called
 /// in the transaction that adds an entry: a file that existed earlier may be gone.
-pub(crate) fn check_there(txn: &mut Txn, file: FileId) -> Result<()> {
+pub(crate) fn check_there(source: &mut impl Source, file: FileId) -> Result<()> {
     let name = || format!("number {}", file.0);
-    is_there(txn, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
+    is_there(source, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
 }
 
 pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
