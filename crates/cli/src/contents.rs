@@ -169,7 +169,7 @@ pub fn following<R>(
             Err(error) => error,
             done => return done,
         };
-        match successor(opened, file, path)?.filter(|other| may_follow(*other)) {
+        match successor(opened, file, path, Kind::File)?.filter(|other| may_follow(*other)) {
             Some(other) => file = other,
             None => return Err(error),
         }
@@ -177,8 +177,29 @@ pub fn following<R>(
     Err(changing())
 }
 
-/// Returns the file that has the path of one that is gone, if there is one.
-fn successor(opened: &Opened, gone: FileId, path: &[u8]) -> Result<Option<FileId>, Reason> {
+/// Returns the target of a symbolic link, whose path in the pool is `path`, or of another that
+/// somebody has put in its place.
+pub fn link_target(opened: &Opened, mut link: FileId, path: &[u8]) -> Result<Vec<u8>, Reason> {
+    for _ in 0..REPLACED_TRIES_MAX {
+        let error = match opened.pool.link_target(link) {
+            Err(error) => error,
+            Ok(target) => return Ok(target),
+        };
+        match successor(opened, link, path, Kind::Symlink)? {
+            Some(other) => link = other,
+            None => return Err(error.into()),
+        }
+    }
+    Err(changing())
+}
+
+/// Returns the file of a kind that has the path of one that is gone, if there is one.
+fn successor(
+    opened: &Opened,
+    gone: FileId,
+    path: &[u8],
+    kind: Kind,
+) -> Result<Option<FileId>, Reason> {
     if opened.live().is_none() {
         return Ok(None);
     }
@@ -186,8 +207,11 @@ fn successor(opened: &Opened, gone: FileId, path: &[u8]) -> Result<Option<FileId
     if !matches!(opened.pool.attributes(gone), Err(Error::NotFound { .. })) {
         return Ok(None);
     }
-    let entry = opened.pool.resolve(path).ok();
-    Ok(entry.filter(|entry| entry.kind == Kind::File).map(|entry| entry.file))
+    let entry = match kind {
+        Kind::Symlink => opened.pool.resolve_link(path).ok(),
+        _ => opened.pool.resolve(path).ok(),
+    };
+    Ok(entry.filter(|entry| entry.kind == kind).map(|entry| entry.file))
 }
 
 fn read_file(

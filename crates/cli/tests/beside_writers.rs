@@ -220,3 +220,41 @@ fn a_file_that_others_replace_all_the_time_is_read() {
         done.unwrap();
     });
 }
+
+/// The same with a symbolic link, which has a target all the time.
+#[test]
+fn a_symbolic_link_that_others_replace_all_the_time_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    succeeds(at, &["create", "p.hpk"]);
+    succeeds(at, &["mkdir", "p.hpk/d"]);
+    let device = Arc::new(FileDevice::open(&at.join("p.hpk")).unwrap());
+    let pool = Pool::open(device, Options::new(1 << 20)).unwrap();
+    let above = pool.resolve(b"d").unwrap().file;
+    let like = Attributes::new(Kind::Symlink, above);
+    let replace = || {
+        pool.edit(1, |edit| edit.symlink(above, b"new", b"target", &like)).unwrap();
+        pool.edit(2, |edit| edit.rename((above, b"new"), (above, b"it"))).unwrap();
+    };
+    replace();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                replace();
+            }
+        });
+        let done = std::panic::catch_unwind(|| {
+            for _ in 0..60 {
+                let _ = fs::remove_dir_all(at.join("out"));
+                succeeds(at, &["extract", "-q", "p.hpk/d", "out"]);
+                assert_eq!(fs::read_link(at.join("out/d/it")).unwrap(), Path::new("target"));
+                succeeds(at, &["extract", "-qf", "--tar", "p.hpk/d", "out.tar"]);
+                succeeds(at, &["ls", "-l", "p.hpk/d"]);
+                succeeds(at, &["tree", "p.hpk/d"]);
+            }
+        });
+        is_done.store(true, Ordering::Relaxed);
+        done.unwrap();
+    });
+}

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use hardpack_engine::Error;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
 use serde_json::{Value, json};
 
@@ -32,7 +33,11 @@ impl Row {
         attributes: Attributes,
     ) -> Result<Row, Reason> {
         let target = match entry.kind {
-            Kind::Symlink if args.long || args.json => Some(opened.pool.link_target(entry.file)?),
+            Kind::Symlink if args.long || args.json => match opened.pool.link_target(entry.file) {
+                // It was removed since its directory was read.
+                Err(Error::NotFound { .. }) => None,
+                target => Some(target?),
+            },
             _ => None,
         };
         Ok(Row { name, entry, attributes, target })

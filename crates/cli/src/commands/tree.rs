@@ -3,8 +3,8 @@
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
+use hardpack_engine::{Error, FileId};
 
 use super::ls::json_of;
 use super::names::now_ns;
@@ -82,8 +82,11 @@ fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
         out.write(text::escaped(&entry.name).as_bytes())?;
         if entry.kind == Kind::Symlink {
             out.write(b" -> ")?;
-            let target = opened.pool.link_target(entry.file)?;
-            out.write(text::escaped(&target).as_bytes())?;
+            match opened.pool.link_target(entry.file) {
+                // It was removed since its directory was read.
+                Err(Error::NotFound { .. }) => {}
+                target => out.write(text::escaped(&target?).as_bytes())?,
+            }
         }
         out.write(b"\n")?;
         if entry.kind != Kind::Directory {

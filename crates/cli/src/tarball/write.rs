@@ -244,7 +244,7 @@ fn add_one<W: Write>(
         }
         Kind::Symlink => {
             account.note(|done| done.symlinks += 1);
-            let target = pool.link_target(entry.file)?;
+            let target = contents::link_target(opened, entry.file, path)?;
             return writer.head(&head(to, EntryType::Symlink, 0, &target));
         }
         Kind::File => {

@@ -194,8 +194,8 @@ impl<'t> Tree<'t> {
                 Err(error) => failed(error.into()),
             },
             Kind::Symlink => {
-                let target = self.opened.pool.link_target(entry.file)?;
-                match self.symlink(place, name, &target, attributes) {
+                let target = contents::link_target(self.opened, entry.file, path);
+                match target.and_then(|target| self.symlink(place, name, &target, attributes)) {
                     Ok(()) => self.account.note(|done| done.symlinks += 1),
                     Err(reason) => failed(reason),
                 }

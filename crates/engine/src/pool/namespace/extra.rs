@@ -55,10 +55,13 @@ fn remove_parts(txn: &mut Txn, key: &[u8]) -> Result<bool> {
 
 /// Returns the target of a symbolic link.
 pub(crate) fn target(source: &mut impl Source, link: FileId) -> Result<Vec<u8>> {
-    get_parts(source, &id_key(TARGET, link, &[]))?.ok_or_else(|| {
-        let what = "expected a symbolic link to have a target, found none";
-        Error::corrupt("symbolic link", Location::File(link), what)
-    })
+    if let Some(target) = get_parts(source, &id_key(TARGET, link, &[]))? {
+        return Ok(target);
+    }
+    // It may have been removed since its name was read.
+    check_there(source, link)?;
+    let what = "expected a symbolic link to have a target, found none";
+    Err(Error::corrupt("symbolic link", Location::File(link), what))
 }
 
 /// Returns the link that the key belongs to, if the key is of a part of a target.
