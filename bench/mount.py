@@ -9,7 +9,7 @@ the multiple of ext4. Caches are dropped before what is called cold. The files a
 tree, repeated until there are enough of them; writing ends with a sync.
 
 With --readonly-compare, one tree is packed into read-only images instead: squashfs of the kernel, DwarFS if `mkdwarfs` and
-`dwarfs` are there, and pools mounted with `-o ro`. Their sizes are compared, and how fast all of it is read.
+`dwarfs` are there, and snapshots of pools. Their sizes are compared, and how fast all of it is read.
 
 --chart draws both comparisons as an SVG.
 """
@@ -199,6 +199,7 @@ def make_pool(cli, tree, image, optimised, *properties):
     run(cli, "put", "-q", tree, os.path.join(image, "tree"))
     if optimised:
         run(cli, "optimize", "-q", image)
+    run(cli, "snapshot", image + "@made")
 
 
 def readonly_kinds(cli):
@@ -207,7 +208,7 @@ def readonly_kinds(cli):
     def pool(*properties, optimised=False):
         return (
             lambda tree, image: make_pool(cli, tree, image, optimised, *properties),
-            lambda image, point: run(cli, "mount", "-o", "ro", image, point),
+            lambda image, point: run(cli, "mount", image + "@made", point),
             lambda point: run(cli, "umount", point),
         )
 

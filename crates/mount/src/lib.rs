@@ -40,6 +40,7 @@ mod listing;
 mod lock_table;
 mod locks;
 mod open_files;
+mod recent;
 mod snapshots;
 mod told_names;
 mod tree;

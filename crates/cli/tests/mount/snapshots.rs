@@ -223,3 +223,47 @@ fn snapshots_of_parts_and_of_mounted_directories() {
     mount.unmount();
     mount.check();
 }
+
+/// Of a mount that never changes, the kernel is not asked about files that it opens, and keeps what
+/// it has read. More of them are open than the server remembers.
+#[test]
+fn a_mounted_snapshot_is_read_without_being_opened() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let content = |number: u64| random_bytes((number * number * 97) as usize, number);
+    let name = |number: u64| format!("{number}");
+    for number in 0..200 {
+        write(&mount.at(&name(number)), &content(number));
+    }
+    sync(&mount);
+    take(&mount, "@one");
+    for number in 0..200 {
+        write(&mount.at(&name(number)), b"changed");
+    }
+    sync(&mount);
+    mount.unmount();
+    mount.part("@one", &[]);
+    let open: Vec<File> =
+        (0..200).map(|number| File::open(mount.at(&name(number))).unwrap()).collect();
+    hardpack().args(["rm", "-q"]).arg(mount.in_pool("7")).assert().success();
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            let (open, content, mount, name) = (&open, &content, &mount, &name);
+            scope.spawn(move || {
+                for number in (0..200_u64).filter(|number| number % 4 == part).rev() {
+                    let expected = content(number);
+                    let mut found = Vec::new();
+                    (&open[number as usize]).read_to_end(&mut found).unwrap();
+                    assert!(found == expected, "{number}");
+                    assert!(read(&mount.at(&name(number))) == expected, "{number}, again");
+                    assert_eq!(errno(File::create(mount.at(&name(number)))), libc::EROFS);
+                }
+            });
+        }
+    });
+    drop(open);
+    mount.unmount();
+    mount.check();
+}

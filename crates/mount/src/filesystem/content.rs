@@ -18,7 +18,8 @@ thread_local! {
 }
 
 impl PoolFilesystem {
-    /// Opens a file.
+    /// Opens a file. If the kernel is told that it need not ask, it neither says what it closes, and
+    /// keeps the bytes of files that are opened again.
     pub(super) fn on_open(
         &self,
         request: &Request,
@@ -26,6 +27,9 @@ impl PoolFilesystem {
         flags: OpenFlags,
         reply: ReplyOpen,
     ) {
+        if self.opens_alone && !writes(flags) {
+            return reply.error(Errno::ENOSYS);
+        }
         let opened = answer(|| {
             let access = access(flags);
             let (tree, id) = self.at(number)?;

@@ -62,6 +62,8 @@ pub struct PoolFilesystem {
     told_names: Arc<ToldNames>,
     /// Whether the kernel can be told that names have changed.
     can_expire: bool,
+    /// Whether the kernel need not say what it opens and closes: nothing ever changes.
+    opens_alone: bool,
 }
 
 /// Answers a request. A panic is a defect, and costs the request an I/O error.
@@ -122,6 +124,7 @@ impl PoolFilesystem {
             messenger,
             told_names: Arc::default(),
             can_expire: false,
+            opens_alone: false,
         }
     }
 

@@ -52,6 +52,8 @@ impl Filesystem for PoolFilesystem {
         }
         let _ = config.set_max_readahead(READAHEAD_LEN);
         let _ = config.set_max_write(WRITE_LEN_MAX);
+        let can_open = config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        self.opens_alone = can_open && self.tree.is_fixed();
         self.can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
         self.tree.start()
     }

@@ -111,6 +111,7 @@ impl Tree {
     pub fn read_into(&self, id: FileId, offset: u64, bytes: &mut [u8]) -> Answer<usize> {
         let file = match self.open.get(id) {
             Some(file) => file,
+            None if self.is_fixed() => self.recent.get_or(id, || self.handle(id))?,
             None => self.handle(id)?,
         };
         match file.read_at(bytes, offset) {

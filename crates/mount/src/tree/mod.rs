@@ -33,6 +33,7 @@ use crate::inodes::Inodes;
 use crate::known::Seen;
 use crate::locks::{self, Locks};
 use crate::open_files::OpenFiles;
+use crate::recent::Recent;
 use crate::writers::Writers;
 use crate::{FailMode, Marks, MountOptions, NoMarks};
 
@@ -73,9 +74,14 @@ pub struct Tree {
     /// txg.
     snapshot: Option<(FileId, Vec<u8>, Txg)>,
     pub attribute_ttl: Duration,
+    /// Files that are read without being opened.
+    recent: Recent,
     /// Whether the file of the pool had a name, as it has on most file systems.
     had_name: bool,
 }
+
+/// How long the kernel may answer for what never changes.
+const FIXED_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Changes of names and attributes that were lost after their programs were told of success.
 #[derive(Default)]
@@ -136,7 +142,8 @@ impl Tree {
             commit_interval: options.commit_interval,
             only: BTreeMap::new(),
             snapshot: None,
-            attribute_ttl: options.attribute_ttl,
+            attribute_ttl: if pool.store().is_pinned() { FIXED_TTL } else { options.attribute_ttl },
+            recent: Recent::default(),
             had_name: !pool.store().device().is_nameless(),
             pool,
         })
@@ -172,6 +179,7 @@ impl Tree {
             commit_interval: self.commit_interval,
             only,
             attribute_ttl: self.attribute_ttl,
+            recent: Recent::default(),
             had_name: self.had_name,
             snapshot: Some(snapshot),
             pool,
@@ -181,6 +189,11 @@ impl Tree {
     /// The pool, and the owner of files whose owner it does not know.
     pub fn pool(&self) -> (&Pool, FileOwner) {
         (&self.pool, self.owner)
+    }
+
+    /// Whether it shows one state for as long as it is mounted.
+    pub fn is_fixed(&self) -> bool {
+        self.pool.store().is_pinned()
     }
 
     /// Whether any file is open.

@@ -169,7 +169,9 @@ pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
 /// in the transaction that adds an entry: a file that existed earlier may be gone.
 pub(crate) fn check_there(source: &mut impl Source, file: FileId) -> Result<()> {
     let name = || format!("number {}", file.0);
-    is_there(source, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
+    is_there(source, file)?
+        .then_some(())
+        .ok_or_else(|| Error::NotFound { what: "file", name: name() })
 }
 
 pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
