@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::sim_device::{Disk, Fault, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
 use hardpack_engine::pool::{Options, Pool, Property, ROOT};
 use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use hardpack_engine::store::{Durability, Pin};
@@ -417,4 +417,37 @@ fn there_is_no_way_back_to_before_the_root() {
     assert!(refused.to_string().contains("no root"), "{refused}");
     pool.rewind(states[0].txg, &mut |_| {}).unwrap();
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// What was written since the restored state is free in it, so nobody may read that any longer.
+#[test]
+fn a_state_that_another_process_reads_is_not_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create_new(&path).unwrap());
+    let pool = create(&device, &[(Property::Concurrency, "snapshot")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let commit = |byte: u8| {
+        file.write_at(&[byte; 20_000], 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        pool.state().txg()
+    };
+    let old = commit(b'a');
+    let other: Arc<dyn Device> = Arc::new(FileDevice::open(&path).unwrap());
+    let reader = Pool::open(other, options(1 << 20)).unwrap();
+    let kept = reader.store().pin().unwrap();
+    for byte in [b'b', b'c'] {
+        let new = commit(byte);
+        let held = reader.store().pin().unwrap();
+        assert!(matches!(pool.rewind(old, &mut |_| {}), Err(Error::Busy)));
+        assert_eq!(pool.state().txg(), new);
+        drop(held);
+    }
+    pool.rewind(old, &mut |_| {}).unwrap();
+    for byte in 0..20 {
+        commit(byte);
+    }
+    let mut found = vec![0; 20_000];
+    only_file(&reader).unwrap().read_pinned_at(&kept, &mut found, 0).unwrap();
+    assert_eq!(found, [b'a'; 20_000]);
 }

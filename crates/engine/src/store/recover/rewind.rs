@@ -9,6 +9,9 @@
 //! is rewritten first, since it may never have been durable (see `reaffirm.rs`). If the sync after
 //! that fails too, it may be lost after all, so the superblock says that it is to be verified: it
 //! names no later durable txg than the restored state does.
+//!
+//! What is free in the older state can be reused as soon as that is the newest, so nobody may still
+//! read a state that was committed since.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -32,9 +35,16 @@ impl Txn {
     /// Makes this transaction commit the state of an older superblock. Later changes are written
     /// behind the end of both states. The caller must have verified that state since the
     /// transaction began.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another process has pinned a state committed since.
     pub fn rewind_to(&mut self, txg: Txg) -> Result<()> {
         if self.core.changed || txg >= self.core.txg {
             return Err(Error::Invalid("only an older state can be restored".into()));
+        }
+        let store = self.store();
+        if store.has_pinned_readers() && store.pinned_by_others()?.iter().any(|read| *read > txg) {
+            return Err(Error::Busy);
         }
         if self.store().cut_short().is_some() {
             self.give_up_cut_states(txg)?;
