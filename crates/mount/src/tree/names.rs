@@ -84,7 +84,12 @@ impl Tree {
             let id = edit.create(directory, name, &new)?;
             granted.set_lists(edit, id)?;
             // Nobody else can find the file, or remove it, before it is in use.
-            Ok((self.open.note(self.group.created_file(id, now_ns), opens.is_some()), new))
+            let noted = self.open.note(self.group.created_file(id, now_ns), opens.is_some());
+            if noted.is_err() {
+                // Whoever gets an error finds nothing.
+                edit.unlink(directory, name)?;
+            }
+            Ok((noted, new))
         })?;
         let file = file?;
         if opens == Some(Access::Write) {
