@@ -261,3 +261,31 @@ fn pack_clears_by_property_as_by_flag() {
     assert!(content("one.hpk") == content("two.hpk"));
     assert!(content("one.hpk") != fs::read(at.join("a.db")).unwrap());
 }
+
+/// Whoever comes a moment later puts its files into the pool that somebody else has just made.
+#[test]
+fn of_several_that_make_a_pool_at_once_all_succeed() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::write(at.join("text"), "text").unwrap();
+    succeeds(at, &["put", "-q", "text", "from.hpk/d/text"]);
+    succeeds(at, &["snapshot", "from.hpk/d@s"]);
+    let stream = send(at, "from.hpk/d@s");
+    for round in 0..20 {
+        let pool = format!("{round}.hpk");
+        std::thread::scope(|scope| {
+            for name in ["a", "b"] {
+                let (pool, stream) = (&pool, &stream);
+                scope.spawn(move || {
+                    succeeds(at, &["put", "-q", "text", &format!("{pool}/{name}/text")]);
+                });
+                scope.spawn(move || {
+                    receive(at, &[&format!("{pool}/{name}{name}")], stream).success();
+                });
+            }
+        });
+        for name in ["a", "b", "aa", "bb"] {
+            assert_eq!(succeeds(at, &["cat", &format!("{pool}/{name}/text")]), "text");
+        }
+    }
+}

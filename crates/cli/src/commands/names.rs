@@ -84,6 +84,14 @@ pub fn create_pool(path: &Path, properties: Given) -> Result<(), Reason> {
     Ok(())
 }
 
+/// Makes a new, empty pool, unless somebody else makes it at the same time. Returns whether it did.
+pub fn create_missing_pool(path: &Path, properties: Given) -> Result<bool, Reason> {
+    match create_pool(path, properties) {
+        Err(_) if fs::symlink_metadata(path).is_ok() => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
 /// Makes an empty pool of an empty file.
 pub fn make_pool(path: &Path, properties: Given) -> Result<(), Reason> {
     let mut guid = [0; 16];

@@ -29,7 +29,7 @@ use serde_json::json;
 use self::delivery::Delivery;
 use self::readers::Readers;
 use self::walk::Putter;
-use super::names::{DIRECTORY_MODE, create_pool, make_directories, new_attributes};
+use super::names::{DIRECTORY_MODE, create_missing_pool, make_directories, new_attributes};
 use super::properties::set_all;
 use crate::address::{Address, last_name};
 use crate::args::PutArgs;
@@ -48,7 +48,7 @@ pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let (sources, address) = args.split();
     leftovers::tell(publish::directory_of(&address.pool));
-    let is_new = fs::symlink_metadata(&address.pool).is_err();
+    let mut is_new = fs::symlink_metadata(&address.pool).is_err();
     if is_new {
         refuse_unlikely(&address).cannot("create", text::path(&address.pool))?;
     }
@@ -59,8 +59,11 @@ pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(Code::Cannot as u8));
     }
     if is_new && !args.dry_run {
-        create_pool(&address.pool, args.properties.given()).cannot("create", &address)?;
-    } else if args.tar && !args.properties.given().is_empty() {
+        // If somebody else makes it at the same time, it is not.
+        let made = create_missing_pool(&address.pool, args.properties.given());
+        is_new = made.cannot("create", &address)?;
+    }
+    if !is_new && args.tar && !args.properties.given().is_empty() {
         return Err(properties_stay().cannot("set properties of", &address));
     }
     // Those of a new pool are set already.

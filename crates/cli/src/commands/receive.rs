@@ -11,7 +11,7 @@ use hardpack_engine::pool::{Kind, Pool, ReceiveOptions, ReceiveReport};
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, Header};
 use hardpack_engine::{Error, FileId, Location};
 
-use super::names::{create_pool, make_directories};
+use super::names::{create_missing_pool, make_directories};
 use crate::address::Address;
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
@@ -41,10 +41,11 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     let is_new = !only_asks && fs::symlink_metadata(&target.pool).is_err();
     // Nothing is created before there is something to receive.
     let mut input = if only_asks { None } else { Some(input()?) };
+    let mut is_made = false;
     if let Some(input) = input.as_mut().filter(|_| is_new) {
         refuse_whole(target)?;
         refuse_empty(input)?;
-        create_pool(&target.pool, Vec::new())?;
+        is_made = create_missing_pool(&target.pool, Vec::new())?;
     }
     let opened = match args.resume_token {
         true => target.open(None)?,
@@ -63,7 +64,7 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     let mut count = 0;
     let received = receive_all(args, &pool, place, input, &mut count);
     match received {
-        Err(reason) if is_new && count == 0 => Err(discard(target, pool, place, reason)),
+        Err(reason) if is_made && count == 0 => Err(discard(target, pool, place, reason)),
         Err(reason) => Err(behind_others(reason, count)),
         Ok(()) => Ok(pool.close()?),
     }
