@@ -18,8 +18,8 @@ thread_local! {
 }
 
 impl PoolFilesystem {
-    /// Opens a file. If the kernel is told that it need not ask, it neither says what it closes, and
-    /// keeps the bytes of files that are opened again.
+    /// Opens a file. A kernel that is told not to ask does not say either what it closes, and keeps
+    /// the bytes of files that are opened again.
     pub(super) fn on_open(
         &self,
         request: &Request,
