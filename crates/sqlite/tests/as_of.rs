@@ -266,3 +266,73 @@ fn the_stock_shell_opens_a_state() {
     let (out, err) = common::shell(&format!("'{}'", common::uri(&path, "")), &[&attach, compare]);
     assert_eq!((out, err), ((ROW_COUNT - 5).to_string(), String::new()));
 }
+
+/// Beside readers, checkpoints copy a part of the log. What they leave in the pool is nevertheless
+/// what some commit left, the newest that no reader keeps from being copied.
+#[test]
+fn a_checkpoint_of_a_part_of_the_log_leaves_a_whole_commit() {
+    let numbers = |end| {
+        format!(
+            "(with recursive n(i) as (select 1 union all select i + 1 from n where i < {end}) \
+             select i from n)"
+        )
+    };
+    let mut met = std::collections::BTreeSet::new();
+    for seed in 0..12_u64 {
+        let home = Home::new(SNAPSHOT);
+        let path = home.path();
+        let db = open(&path);
+        run(&db, "drop table t; create table t(i integer primary key, v integer, b)");
+        run(&db, "create index tv on t(v); create table done(n integer, total integer)");
+        run(&db, "insert into done values(0, 0)");
+        run(&db, &format!("insert into t select i, 0, randomblob(300) from {}", numbers(400)));
+        run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=0");
+        run(&db, "pragma wal_checkpoint(truncate)");
+        let mut random = seed * 2 + 1;
+        let mut below = |end: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % end
+        };
+        let (mut readers, mut commits) = (Vec::<(i64, Connection)>::new(), 0_i64);
+        for _ in 0..40 {
+            match below(6) {
+                0 => {
+                    let reader = open(&path);
+                    run(&reader, "begin");
+                    readers.push((value(&reader, "select n from done"), reader));
+                }
+                1 if !readers.is_empty() => {
+                    drop(readers.remove(below(readers.len() as u64) as usize))
+                }
+                2 => {
+                    run(&db, "pragma wal_checkpoint(passive)");
+                    let expected = readers.iter().map(|(n, _)| *n).min().unwrap_or(commits);
+                    let txg: i64 = value(&db, "select hardpack_txg()");
+                    let old = at(&path, &txg.to_string()).unwrap();
+                    assert_eq!(text(&old, "pragma integrity_check"), "ok", "seed {seed}");
+                    let found = "select (total = (select sum(v) from t)) || ' ' || n from done";
+                    assert_eq!(text(&old, found), format!("1 {expected}"), "seed {seed}");
+                    met.insert((expected < commits, expected > 0));
+                }
+                _ => {
+                    commits += 1;
+                    let (from, count) = (below(400), below(300));
+                    let change = match below(8) {
+                        0 => format!("delete from t where i > {from} + 100"),
+                        1 => format!(
+                            "insert into t(v, b) select 1, randomblob(500) from {}",
+                            numbers(100)
+                        ),
+                        _ => format!(
+                            "update t set v = v + {commits}, b = randomblob(290 + {count} % 20) \
+                             where i between {from} and {from} + {count}"
+                        ),
+                    };
+                    run(&db, &format!("begin; {change}"));
+                    run(&db, "update done set n = n + 1, total = (select sum(v) from t); commit");
+                }
+            }
+        }
+    }
+    assert!(met.contains(&(true, true)) && met.contains(&(false, true)), "{met:?}");
+}

@@ -106,7 +106,10 @@ impl MainFile {
                 SQLITE_OK
             }
             SQLITE_FCNTL_CKPT_DONE => {
-                let code = self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT);
+                let code = match self.complete_checkpoint() {
+                    SQLITE_OK => self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT),
+                    code => code,
+                };
                 self.checkpoint = match code {
                     SQLITE_OK => Checkpoint::Done,
                     _ => Checkpoint::Failed(code),

@@ -42,6 +42,7 @@
 //!   on in a transaction that has lost a part.
 
 mod by_pool_path;
+mod checkpoint;
 mod commit;
 mod control;
 mod light;
