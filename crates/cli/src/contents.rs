@@ -159,7 +159,18 @@ pub fn read(
 /// `may_follow`, the same is done with that.
 pub fn following<R>(
     opened: &Opened,
-    mut file: FileId,
+    file: FileId,
+    path: &[u8],
+    may_follow: &dyn Fn(FileId) -> bool,
+    attempt: impl FnMut(FileId) -> Result<R, Reason>,
+) -> Result<R, Reason> {
+    following_kind(opened, (file, Kind::File), path, may_follow, attempt)
+}
+
+/// Does the same with what is of a kind.
+fn following_kind<R>(
+    opened: &Opened,
+    (mut file, kind): (FileId, Kind),
     path: &[u8],
     may_follow: &dyn Fn(FileId) -> bool,
     mut attempt: impl FnMut(FileId) -> Result<R, Reason>,
@@ -169,7 +180,7 @@ pub fn following<R>(
             Err(error) => error,
             done => return done,
         };
-        match successor(opened, file, path, Kind::File)?.filter(|other| may_follow(*other)) {
+        match successor(opened, file, path, kind)?.filter(|other| may_follow(*other)) {
             Some(other) => file = other,
             None => return Err(error),
         }
@@ -179,18 +190,18 @@ pub fn following<R>(
 
 /// Returns the target of a symbolic link, whose path in the pool is `path`, or of another that
 /// somebody has put in its place.
-pub fn link_target(opened: &Opened, mut link: FileId, path: &[u8]) -> Result<Vec<u8>, Reason> {
-    for _ in 0..REPLACED_TRIES_MAX {
-        let error = match opened.pool.link_target(link) {
-            Err(error) => error,
-            Ok(target) => return Ok(target),
-        };
-        match successor(opened, link, path, Kind::Symlink)? {
-            Some(other) => link = other,
-            None => return Err(error.into()),
-        }
+pub fn link_target(opened: &Opened, link: FileId, path: &[u8]) -> Result<Vec<u8>, Reason> {
+    following_kind(opened, (link, Kind::Symlink), path, &|_| true, |link| {
+        Ok(opened.pool.link_target(link)?)
+    })
+}
+
+/// Returns the target of a symbolic link, unless it was removed since its name was read.
+pub fn target_if_there(pool: &Pool, link: FileId) -> Result<Option<Vec<u8>>, Error> {
+    match pool.link_target(link) {
+        Err(Error::NotFound { .. }) => Ok(None),
+        target => target.map(Some),
     }
-    Err(changing())
 }
 
 /// Returns the file of a kind that has the path of one that is gone, if there is one.

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use hardpack_engine::Error;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
 use serde_json::{Value, json};
 
@@ -10,7 +9,7 @@ use crate::address::{Address, Opened, join};
 use crate::args::LsArgs;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, Out};
-use crate::{globs, text};
+use crate::{contents, globs, text};
 
 /// The number of names read at a time.
 const PAGE_LEN: usize = 256;
@@ -33,11 +32,9 @@ impl Row {
         attributes: Attributes,
     ) -> Result<Row, Reason> {
         let target = match entry.kind {
-            Kind::Symlink if args.long || args.json => match opened.pool.link_target(entry.file) {
-                // It was removed since its directory was read.
-                Err(Error::NotFound { .. }) => None,
-                target => Some(target?),
-            },
+            Kind::Symlink if args.long || args.json => {
+                contents::target_if_there(&opened.pool, entry.file)?
+            }
             _ => None,
         };
         Ok(Row { name, entry, attributes, target })

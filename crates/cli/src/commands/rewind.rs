@@ -57,7 +57,7 @@ fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
             Reason::new(Code::Data, text)
                 .hint("'hardpack check --states' shows which states are whole")
         }
-        Error::Busy if is_read_since(&pool, Txg(args.txg)) => {
+        Error::Busy if pool.store().is_read_since(Txg(args.txg)).unwrap_or(false) => {
             Reason::new(Code::InUse, "another program reads a state that was committed since")
                 .hint("close what it has open with 'at=' first")
         }
@@ -68,11 +68,6 @@ fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
     kept_out.finish(&pool)?;
     pool.close()?;
     Ok(Done { before: before.txg(), after, was_cut })
-}
-
-/// Whether another process reads a state that is newer than this one.
-fn is_read_since(pool: &Pool, txg: Txg) -> bool {
-    pool.store().pinned_by_others().is_ok_and(|read| read.iter().any(|read| *read > txg))
 }
 
 /// Fails if the log or journal of a database holds changes that are not in the pool: they would be

@@ -3,8 +3,8 @@
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
+use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
-use hardpack_engine::{Error, FileId};
 
 use super::ls::json_of;
 use super::names::now_ns;
@@ -12,7 +12,7 @@ use crate::address::{Address, Opened, join};
 use crate::args::{FindArgs, TreeArgs};
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::Out;
-use crate::{globs, text};
+use crate::{contents, globs, text};
 
 /// The number of names read at a time.
 const PAGE_LEN: usize = 256;
@@ -82,10 +82,8 @@ fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
         out.write(text::escaped(&entry.name).as_bytes())?;
         if entry.kind == Kind::Symlink {
             out.write(b" -> ")?;
-            match opened.pool.link_target(entry.file) {
-                // It was removed since its directory was read.
-                Err(Error::NotFound { .. }) => {}
-                target => out.write(text::escaped(&target?).as_bytes())?,
+            if let Some(target) = contents::target_if_there(&opened.pool, entry.file)? {
+                out.write(text::escaped(&target).as_bytes())?;
             }
         }
         out.write(b"\n")?;

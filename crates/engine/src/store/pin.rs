@@ -242,6 +242,11 @@ impl Store {
         Ok(found.into_iter().map(Txg).collect())
     }
 
+    /// Whether another process has pinned a state that was committed after this one.
+    pub fn is_read_since(&self, txg: Txg) -> Result<bool> {
+        Ok(self.has_pinned_readers() && self.pinned_by_others()?.iter().any(|read| *read > txg))
+    }
+
     /// Sets what limits the age of pins, once.
     pub(crate) fn set_pin_limit(&self, limit_of: LimitOf) {
         let _ = self.pin_limit.source.set(limit_of);

@@ -40,12 +40,10 @@ use crate::listing::Listings;
 use crate::lock_table::{Kind, Lock};
 use crate::snapshots::Snapshots;
 use crate::told_names::ToldNames;
-use crate::tree::{Access, Place, Tree, Wanted};
+use crate::tree::{Access, LONG, Place, Tree, Wanted};
 
 /// The longest single write, in bytes.
 const WRITE_LEN_MAX: u32 = 1 << 20;
-/// How long the kernel may rely on names if it is told when they change.
-const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 /// The generation that the kernel has for file systems which give a number to another file.
 const GENERATION: Generation = Generation(0);
 /// The number by which the kernel knows that there is no such name.

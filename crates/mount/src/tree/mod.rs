@@ -80,8 +80,8 @@ pub struct Tree {
     had_name: bool,
 }
 
-/// How long the kernel may answer for what never changes.
-const FIXED_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the kernel may answer for what never changes, or what it is told of when it does.
+pub const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Changes of names and attributes that were lost after their programs were told of success.
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl Tree {
             commit_interval: options.commit_interval,
             only: BTreeMap::new(),
             snapshot: None,
-            attribute_ttl: if pool.store().is_pinned() { FIXED_TTL } else { options.attribute_ttl },
+            attribute_ttl: if pool.store().is_pinned() { LONG } else { options.attribute_ttl },
             recent: Recent::default(),
             had_name: !pool.store().device().is_nameless(),
             pool,

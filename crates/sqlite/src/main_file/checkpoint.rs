@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use super::MainFile;
 use crate::companion;
@@ -33,7 +34,7 @@ struct Log {
 
 impl Log {
     /// Opens the log of this index. Returns `None` if the file is another one.
-    fn open(path: &std::path::Path, index: &WalIndex) -> io::Result<Option<Log>> {
+    fn open(path: &Path, index: &WalIndex) -> io::Result<Option<Log>> {
         let file = File::open(path)?;
         let mut header = [0; HEADER_LEN as usize];
         file.read_exact_at(&mut header, 0)?;

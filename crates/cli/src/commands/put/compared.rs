@@ -1,5 +1,6 @@
 //! Compares the content of a source with what a file of the pool has.
 
+use hardpack_engine::codec::is_all_zero;
 use hardpack_engine::pool::File;
 
 use super::readers::CHUNK_LEN;
@@ -59,7 +60,7 @@ impl<'f> Compared<'f> {
             while at < end && are_zeros {
                 self.stored.resize((end - at).min(CHUNK_LEN as u64) as usize, 0);
                 self.file.read_at(&mut self.stored, at)?;
-                are_zeros = self.stored.iter().all(|byte| *byte == 0);
+                are_zeros = is_all_zero(&self.stored);
                 at += self.stored.len() as u64;
             }
         }

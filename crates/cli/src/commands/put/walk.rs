@@ -7,8 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use hardpack_engine::FileId;
 use hardpack_engine::pool::{DEPTH_MAX, DirEntry, Kind, Pool};
-use hardpack_engine::{Error, FileId};
 
 use super::Target;
 use super::delivery::{Delivery, Item};
@@ -19,7 +19,7 @@ use crate::args::PutArgs;
 use crate::failure::{Code, Reason};
 use crate::snapshot::read_full;
 use crate::users::{Users, has_log_in_pool};
-use crate::{signals, sqlite};
+use crate::{contents, signals, sqlite};
 
 /// The suffixes of the files that SQLite keeps next to a database.
 const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
@@ -309,7 +309,7 @@ impl<'p> Putter<'p> {
         };
         if let (Some((entry, known)), Some(pool)) = (&old, self.pool)
             && is_described(known, &attributes)
-            && has_target(pool, entry.file, &target)?
+            && contents::target_if_there(pool, entry.file)?.is_some_and(|known| known == target)
         {
             self.delivery.unchanged(0);
             return Ok(());
@@ -510,14 +510,6 @@ impl<'p> Putter<'p> {
             None => self.delivery.summary.hard_links += 1,
         }
         Ok(())
-    }
-}
-
-/// Whether a symbolic link is still there, and has this target.
-fn has_target(pool: &Pool, link: FileId, target: &[u8]) -> Result<bool, Error> {
-    match pool.link_target(link) {
-        Err(Error::NotFound { .. }) => Ok(false),
-        known => Ok(known? == target),
     }
 }
 

@@ -42,8 +42,7 @@ impl Txn {
         if self.core.changed || txg >= self.core.txg {
             return Err(Error::Invalid("only an older state can be restored".into()));
         }
-        let store = self.store();
-        if store.has_pinned_readers() && store.pinned_by_others()?.iter().any(|read| *read > txg) {
+        if self.store().is_read_since(txg)? {
             return Err(Error::Busy);
         }
         if self.store().cut_short().is_some() {
