@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Role, code_of, engine, logged_about, open, outside, run, text, try_open, value};
@@ -282,7 +283,8 @@ fn a_checkpoint_of_a_part_of_the_log_leaves_a_whole_commit() {
         let home = Home::new(SNAPSHOT);
         let path = home.path();
         let db = open(&path);
-        run(&db, "drop table t; create table t(i integer primary key, v integer, b)");
+        run(&db, "drop table t; pragma auto_vacuum=incremental; vacuum");
+        run(&db, "create table t(i integer primary key, v integer, b)");
         run(&db, "create index tv on t(v); create table done(n integer, total integer)");
         run(&db, "insert into done values(0, 0)");
         run(&db, &format!("insert into t select i, 0, randomblob(300) from {}", numbers(400)));
@@ -319,6 +321,10 @@ fn a_checkpoint_of_a_part_of_the_log_leaves_a_whole_commit() {
                     let (from, count) = (below(400), below(300));
                     let change = match below(8) {
                         0 => format!("delete from t where i > {from} + 100"),
+                        // The database ends before pages of older frames then.
+                        2 => format!(
+                            "delete from t where i > {from} + 50; pragma incremental_vacuum"
+                        ),
                         1 => format!(
                             "insert into t(v, b) select 1, randomblob(500) from {}",
                             numbers(100)
@@ -335,4 +341,62 @@ fn a_checkpoint_of_a_part_of_the_log_leaves_a_whole_commit() {
         }
     }
     assert!(met.contains(&(true, true)) && met.contains(&(false, true)), "{met:?}");
+}
+
+/// SQLite says that a checkpoint is done even if it was interrupted. What it had copied until then
+/// is no commit's, and does not get into the pool.
+#[test]
+fn an_interrupted_checkpoint_leaves_the_commit_before() {
+    let home = Home::new(SNAPSHOT);
+    let path = home.path();
+    let db = open(&path);
+    run(&db, "drop table t; create table t(i integer primary key, v integer, b)");
+    run(&db, "create table done(n integer, total integer); insert into done values(0, 0)");
+    run(
+        &db,
+        "with recursive n(i) as (select 1 union all select i + 1 from n where i < 3000) \
+         insert into t select i, 0, randomblob(1500) from n",
+    );
+    run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=0");
+    run(&db, "pragma wal_checkpoint(truncate)");
+    let (mut interrupted, mut done, mut copied) = (0, 0, 0);
+    for round in 1..=60_u64 {
+        run(&db, "begin; update t set v = v + 1, b = randomblob(1500)");
+        run(&db, "update done set n = n + 1, total = (select sum(v) from t); commit");
+        let handle = db.get_interrupt_handle();
+        let is_over = &AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_micros(round % 20 * 500));
+                // Before a statement begins, an interrupt has no effect.
+                while !is_over.load(Ordering::SeqCst) {
+                    handle.interrupt();
+                }
+            });
+            let result = db.query_row("pragma wal_checkpoint(passive)", [], |row| row.get(0));
+            is_over.store(true, Ordering::SeqCst);
+            result
+        });
+        match result {
+            Ok(0) => {
+                done += 1;
+                copied = round;
+            }
+            Ok(other) => panic!("round {round}: {other}"),
+            result => {
+                assert_eq!(code_of(result), Some(ErrorCode::OperationInterrupted), "{round}");
+                interrupted += 1;
+            }
+        }
+        let txg: i64 = value(&db, "select hardpack_txg()");
+        let old = at(&path, &txg.to_string()).unwrap();
+        assert_eq!(text(&old, "pragma integrity_check"), "ok", "round {round}");
+        let found = "select (total = (select sum(v) from t)) || ' ' || n from done";
+        assert_eq!(text(&old, found), format!("1 {copied}"), "round {round}");
+        let now = "select n || ' ' || (select min(v) || ' ' || max(v) from t) from done";
+        assert_eq!(text(&db, now), format!("{round} {round} {round}"));
+    }
+    run(&db, "pragma wal_checkpoint(truncate)");
+    assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    assert!(interrupted > 5 && done > 0, "{interrupted} interrupted, {done} done");
 }

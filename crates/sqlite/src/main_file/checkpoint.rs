@@ -4,7 +4,8 @@
 //! over each page of which the log has a newer frame behind that: whoever reads the database has
 //! the log. But who opens this state later has not (`at=`, or after a rewind), and would find pages
 //! of several commits. So the frames that were passed over are copied as well. Nobody who has the
-//! log notices: all find those pages in it.
+//! log notices: all find those pages in it. What a checkpoint has copied that did not come to its
+//! end is dropped, and copied again by the next one.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -48,27 +49,67 @@ impl Log {
         HEADER_LEN + (u64::from(frame) - 1) * (FRAME_HEADER_LEN + self.page_len)
     }
 
-    /// Returns the page that a frame is of, counted from 1.
-    fn page_of(&self, frame: u32) -> io::Result<u32> {
+    /// Reads what a frame has, which is of this page.
+    fn read(&self, frame: u32, page: u32, bytes: &mut [u8]) -> io::Result<()> {
         let mut number = [0; 4];
         self.file.read_exact_at(&mut number, self.offset_of(frame))?;
-        Ok(u32::from_be_bytes(number))
+        if u32::from_be_bytes(number) != page {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.file.read_exact_at(bytes, self.offset_of(frame) + FRAME_HEADER_LEN)
     }
+}
 
-    fn read(&self, frame: u32, page: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(page, self.offset_of(frame) + FRAME_HEADER_LEN)
+/// Where a checkpoint began, and how far it came.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Begun {
+    /// The number of frames of the log that were in the database.
+    pub backfilled: u32,
+    /// The number of pages of the database.
+    page_count: u32,
+    /// The end of what was copied since, in bytes. SQLite copies pages in their order.
+    pub end: u64,
+}
+
+impl Begun {
+    pub fn with(index: &WalIndex) -> Begun {
+        Begun { backfilled: index.backfilled(), page_count: index.page_count(), end: 0 }
     }
 }
 
 impl MainFile {
-    /// Copies what SQLite has passed over, when it has copied the rest.
+    /// Copies what SQLite has passed over, when it has copied the rest. Fails if it has not: SQLite
+    /// says that a checkpoint is done even if it was interrupted.
     pub(super) fn complete_checkpoint(&mut self) -> c_int {
         let Some(index) = self.wal_index.as_ref().filter(|_| self.is_checkpointing) else {
             return SQLITE_OK;
         };
-        let (first, last) = (self.backfilled.saturating_add(1), index.attempted());
-        // Even if SQLite has passed over all of them: the next checkpoint begins behind them.
-        if last < first || last >= index.last() {
+        let (first, last) = (self.begun.backfilled.saturating_add(1), index.attempted());
+        if last < first {
+            return SQLITE_OK;
+        }
+        let mut newest = BTreeMap::new();
+        for frame in first..=last {
+            match index.page_of(frame) {
+                Some(page) if page > 0 => drop(newest.insert(page, frame)),
+                _ => return SQLITE_IOERR_SHMMAP,
+            }
+        }
+        // Those of which the log had a newer frame when the checkpoint began, at least. The regions
+        // of those were used.
+        let newer = (last..index.last()).map_while(|frame| index.page_of(frame + 1));
+        let mut passed_over = BTreeMap::new();
+        for page in newer {
+            passed_over.extend(newest.remove_entry(&page));
+        }
+        // And those behind the end that the database has by now, which it had not with this frame.
+        let page_count = self.begun.page_count.min(index.page_count());
+        passed_over.extend(newest.split_off(&page_count.saturating_add(1)));
+        let last_page = newest.last_key_value().map_or(0, |(page, _)| *page);
+        if u64::from(last_page) * u64::from(index.page_len()) > self.begun.end {
+            return SQLITE_BUSY_TIMEOUT;
+        }
+        if passed_over.is_empty() {
             return SQLITE_OK;
         }
         // A VFS between this one and the host may keep the log elsewhere.
@@ -81,16 +122,9 @@ impl MainFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return SQLITE_OK,
             Err(_) => return SQLITE_IOERR_READ,
         };
-        let mut newest = BTreeMap::new();
-        for frame in first..=last {
-            match log.page_of(frame) {
-                Ok(page) if page > 0 => drop(newest.insert(page, frame)),
-                _ => return SQLITE_IOERR_READ,
-            }
-        }
         let mut bytes = vec![0; log.page_len as usize];
-        for (page, frame) in newest {
-            if log.read(frame, &mut bytes).is_err() {
+        for (page, frame) in passed_over {
+            if log.read(frame, page, &mut bytes).is_err() {
                 return SQLITE_IOERR_READ;
             }
             match self.write(&bytes, u64::from(page - 1) * log.page_len) {

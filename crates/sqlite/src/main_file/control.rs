@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use hardpack_engine::store::Durability;
 
+use super::checkpoint::Begun;
 use super::open::is_new_plain;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
@@ -15,7 +16,6 @@ use crate::host::HostFile;
 use crate::pragma;
 use crate::registry::{self, ConnectionUse, PlainName};
 use crate::system;
-use crate::wal_index::WalIndex;
 
 impl MainFile {
     /// Implements xDeviceCharacteristics: the promise of the pool that a write harms no other
@@ -99,7 +99,7 @@ impl MainFile {
             SQLITE_FCNTL_CKPT_START => {
                 self.checkpoint = Checkpoint::Open;
                 self.is_checkpointing = true;
-                self.backfilled = self.wal_index.as_ref().map_or(0, WalIndex::backfilled);
+                self.begun = self.wal_index.as_ref().map(Begun::with).unwrap_or_default();
                 if let Some(file) = self.file.as_ref().filter(|file| file.is_dirty()) {
                     file.discard();
                 }

@@ -75,6 +75,7 @@ use crate::joint::Outcome;
 use crate::pool_path::PoolPath;
 use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
 use crate::wal_index::WalIndex;
+use checkpoint::Begun;
 use light::Light;
 use locks::Locks;
 pub use open::{NewDatabases, POOL_SUFFIX, set_new_databases};
@@ -132,8 +133,8 @@ pub struct MainFile {
     /// fails, and its writes must not be taken for those of the next transaction.
     is_checkpointing: bool,
     wal_index: Option<WalIndex>,
-    /// The number of frames of the log that were in the database when the checkpoint began.
-    backfilled: u32,
+    /// Where the newest checkpoint began, and how far it came.
+    begun: Begun,
     /// The connection holds the log's writer lock: its checkpoint is one that waits for others.
     has_log_lock: bool,
     /// SQLite has announced that xSync follows, as it does for a transaction but not for a

@@ -11,6 +11,7 @@ use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
 use hardpack_engine::{Error, Result, SharedCacheSetting, Txg};
 
+use super::checkpoint::Begun;
 use super::light::Light;
 use super::locks::Locks;
 use super::pinning::Pinning;
@@ -144,7 +145,7 @@ impl MainFile {
             joint: None,
             writer: None,
             wal_index: None,
-            backfilled: 0,
+            begun: Begun::default(),
             has_log_lock: false,
             announced: false,
             published: false,

@@ -51,6 +51,12 @@ impl MainFile {
             self.wal_index = unsafe { out.as_ref().and_then(|start| WalIndex::new(*start)) };
             // From here on the log's own locks say what may be read.
             self.unpin();
+        } else if code == SQLITE_OK
+            && let Some(index) = &mut self.wal_index
+            && let Ok(region) = usize::try_from(region)
+        {
+            // SAFETY: as above.
+            unsafe { out.as_ref().into_iter().for_each(|start| index.add(region, *start)) };
         }
         if code == SQLITE_CANTOPEN {
             refusals::refuse_log(&self.path);
@@ -75,7 +81,7 @@ impl MainFile {
             && matches!(self.checkpoint, Checkpoint::Failed(_))
             && let Some(index) = &self.wal_index
         {
-            index.set_backfilled(self.backfilled);
+            index.set_backfilled(self.begun.backfilled);
         }
         if releases(SHM_CHECKPOINT_SLOT) && !self.is_plain() {
             self.checkpoint = Checkpoint::Open;

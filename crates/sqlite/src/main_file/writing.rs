@@ -50,7 +50,10 @@ impl MainFile {
         let done = file.write_at_asking(buf, offset, ask);
         drop(handler);
         match done {
-            Ok(()) => SQLITE_OK,
+            Ok(()) => {
+                self.begun.end = self.begun.end.max(offset + buf.len() as u64);
+                SQLITE_OK
+            }
             // The engine has dropped the changes.
             Err(error) => {
                 let busy =
