@@ -14,18 +14,19 @@
 //! may take a file away, and is refused while anybody has it open.
 
 mod companions;
+mod kept_out;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hardpack::open_mark;
 use hardpack_engine::device::{Device, FILLING_MARK, FileDevice};
-use hardpack_engine::pool::{DirEntry, Edit, Import, Kind, Pool, ROOT, Refused};
+use hardpack_engine::pool::{DirEntry, Edit, Import, Kind, Pool, Refused};
 use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
@@ -37,14 +38,9 @@ use crate::{output, publish, signals, sqlite, text};
 
 pub use self::companions::{behind_databases, has_log_in_pool, tell_left_behind};
 
-/// The numbers of all files, and the marks of mounts, lie below this.
-const NUMBER_END: u64 = 1 << 61;
 /// Set in a mark that mounts share, besides the one of all users, while they have the first file
 /// open: its content may be replaced in place under SQLite's lock, on which they do not rely.
 const MOUNT_BIT: u64 = 1 << 60;
-/// The mark of the command that claims all marks which nobody has, until it is done. It would be
-/// that of readers of the root, which is no database.
-const TURN_MARK: u64 = 1 << 61 | ROOT.0;
 /// How long to wait before asking again for a mark that another process briefly holds exclusively.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait for a database that is locked.
@@ -61,6 +57,8 @@ pub struct Users {
     /// The first file, if it is locked for a change in place. Its descriptor is closed before that
     /// of the marks, whose closing would drop SQLite's locks.
     first: RefCell<Option<Connection>>,
+    /// What everybody is kept out of in the turn: marks in ascending order.
+    kept_out: Vec<Range<u64>>,
     /// The numbers of the files held exclusively.
     held: RefCell<BTreeSet<u64>>,
     /// The files that an import could not replace, and why.
@@ -77,6 +75,35 @@ pub fn mount_marks(file: FileId) -> impl Iterator<Item = u64> {
     [open_mark(file)].into_iter().chain(of_first)
 }
 
+/// Everything at or below a file except directories, in ascending order.
+fn files_below(pool: &Pool, file: FileId) -> Result<Vec<FileId>, Error> {
+    let mut files = Vec::new();
+    let mut directories = vec![];
+    match pool.attributes(file)?.kind {
+        Kind::Directory => directories.push(file),
+        _ => files.push(file),
+    }
+    while let Some(directory) = directories.pop() {
+        let mut after: Option<Vec<u8>> = None;
+        loop {
+            let entries = pool.list_some(directory, after.as_deref(), LIST_COUNT)?;
+            for entry in &entries {
+                match entry.kind {
+                    Kind::Directory => directories.push(entry.file),
+                    _ => files.push(entry.file),
+                }
+            }
+            match entries.last() {
+                Some(last) => after = Some(last.name.clone()),
+                None => break,
+            }
+        }
+    }
+    files.sort_unstable();
+    files.dedup();
+    Ok(files)
+}
+
 /// The error for a name that an import was to make.
 pub fn name_exists() -> Reason {
     Reason::new(Code::Cannot, "it exists already")
@@ -89,9 +116,9 @@ impl Users {
             // Without write access there is nothing to keep others from.
             return Err(Error::ReadOnly("its file cannot be written").into());
         }
-        let (first, held, refused, brought, cleared) = Default::default();
+        let (first, kept_out, held, refused, brought, cleared) = Default::default();
         let path = without_link(path);
-        Ok(Users { path, first, held, refused, brought, cleared, device })
+        Ok(Users { path, first, kept_out, held, refused, brought, cleared, device })
     }
 
     /// Marks an import as running, as long as this lives. If no other import runs, first removes
@@ -203,31 +230,7 @@ impl Users {
     /// Takes exclusive hold of a file, or of everything below a directory, as long as this lives.
     /// Fails if another process uses any of it. Logs do not matter here: they are removed as well.
     pub fn hold_all(&self, pool: &Pool, file: FileId) -> Result<(), Reason> {
-        let mut files = Vec::new();
-        let mut directories = vec![];
-        match pool.attributes(file)?.kind {
-            Kind::Directory => directories.push(file),
-            _ => files.push(file),
-        }
-        while let Some(directory) = directories.pop() {
-            let mut after: Option<Vec<u8>> = None;
-            loop {
-                let entries = pool.list_some(directory, after.as_deref(), LIST_COUNT)?;
-                for entry in &entries {
-                    match entry.kind {
-                        Kind::Directory => directories.push(entry.file),
-                        _ => files.push(entry.file),
-                    }
-                }
-                match entries.last() {
-                    Some(last) => after = Some(last.name.clone()),
-                    None => break,
-                }
-            }
-        }
-        files.sort_unstable();
-        files.dedup();
-        self.claim(pool, &files)
+        self.claim(pool, &files_below(pool, file)?)
     }
 
     /// Removes a name and everything below it. What appears there meanwhile is held before it goes,
@@ -284,53 +287,6 @@ impl Users {
             true => Ok(()),
             false => Err(self.in_use_at(pool, FIRST_FILE)),
         }
-    }
-
-    /// Waits until no other command keeps everybody out, so that its claims are not taken for
-    /// users; without a limit, until that is so.
-    pub fn take_turn(&self, limit: Option<Duration>) -> Result<(), Reason> {
-        let begun = Instant::now();
-        while !self.device.try_claim(TURN_MARK)? {
-            signals::check()?;
-            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
-                return Err(busy());
-            }
-            std::thread::sleep(MARK_PAUSE);
-        }
-        Ok(())
-    }
-
-    /// Keeps everybody out of the databases at or below `scope`, including ones that appear there
-    /// later, as long as the returned value lives. Fails if another process already uses one. Who
-    /// has the first file open and does nothing is in the way only if it may be taken away. The
-    /// caller has the turn.
-    pub fn keep_out(self, pool: &Pool, scope: FileId, takes_first: bool) -> Result<Users, Reason> {
-        let is_concerned =
-            |file| Ok::<_, Error>(pool.path_of(file).is_ok() && pool.is_below(file, scope)?);
-        for number in self.device.claim_unused(ROOT.0..NUMBER_END)? {
-            let file = FileId(number & !MOUNT_BIT);
-            if is_concerned(file)? {
-                return Err(self.in_use_at(pool, file));
-            }
-        }
-        if is_concerned(FIRST_FILE)? {
-            match takes_first {
-                true => self.claim(pool, &[FIRST_FILE])?,
-                false => self.lock_first(pool)?,
-            }
-        }
-        Ok(self)
-    }
-
-    /// Keeps everybody out of every database, as long as the returned value lives. Damage in the
-    /// pool does not prevent it.
-    pub fn keep_out_of_all(self, pool: &Pool) -> Result<Users, Reason> {
-        self.take_turn(Some(LOCK_WAIT))?;
-        if let Some(number) = self.device.claim_unused(ROOT.0..NUMBER_END)?.first() {
-            return Err(self.in_use_at(pool, FileId(*number & !MOUNT_BIT)));
-        }
-        self.claim(pool, &[FIRST_FILE])?;
-        Ok(self)
     }
 
     /// Locks the first file as SQLite does, so that its content can be replaced in place.

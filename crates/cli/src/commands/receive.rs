@@ -184,19 +184,26 @@ fn receive_one(
     // Held until the whole stream is committed. The next one may change what this one made.
     let kept_out = RefCell::new(None);
     let refusal = RefCell::new(None);
+    let or_refuse = |done: Result<(), Reason>| {
+        done.map_err(|reason| {
+            *refusal.borrow_mut() = Some(reason);
+            Error::Busy
+        })
+    };
     let before_change = |scope: FileId| {
-        keep_out(&args.target.pool, pool, scope)
-            .map(|users| *kept_out.borrow_mut() = Some(users))
-            .map_err(|reason| {
-                *refusal.borrow_mut() = Some(reason);
-                Error::Busy
-            })
+        let users = keep_out(&args.target.pool, pool, scope);
+        or_refuse(users.map(|users| *kept_out.borrow_mut() = Some(users)))
+    };
+    let changing = |file: FileId| {
+        let kept_out = kept_out.borrow();
+        or_refuse(kept_out.as_ref().map_or(Ok(()), |users: &Users| users.hold_changing(pool, file)))
     };
     let options = ReceiveOptions {
         force: args.force,
         properties: &args.properties.given,
         behind,
         before_change: Some(&before_change),
+        changing: Some(&changing),
         ..ReceiveOptions::default()
     };
     if has_log_in_pool(pool, directory, name)? {
@@ -244,12 +251,11 @@ fn behind_others(mut reason: Reason, count: u64) -> Reason {
 
 /// Empties the logs of the databases that may change, and keeps everybody out of them.
 fn keep_out(path: &Path, pool: &Pool, scope: FileId) -> Result<Users, Reason> {
-    let users = Users::of(path)?;
     // As for the pool's lock, a stream waits as long as it takes.
-    users.take_turn(None)?;
+    let turn = Users::of(path)?.take_turn(None)?;
     settle_databases(path, &pool.path_of(scope)?, Settling::Emptied)?;
     pool.refresh()?;
     // What a stream takes away from a directory is not known before it has been read.
     let takes_first = pool.attributes(scope)?.kind == Kind::Directory;
-    users.keep_out(pool, scope, takes_first)
+    turn.keep_out(pool, scope, takes_first)
 }

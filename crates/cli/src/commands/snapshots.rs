@@ -1,13 +1,14 @@
 //! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: kept older states of
 //! files, directories and pools.
 
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack_engine::pool::{
-    Change, CloneSource, Difference, DirEntry, Edit, Kind, Pool, ROOT, SnapshotInfo, UsageBelow,
+    Change, CloneSource, Difference, Edit, Kind, Pool, ROOT, RollbackAsks, SnapshotInfo, UsageBelow,
 };
 use hardpack_engine::{Error, FileId};
 use serde_json::{Value, json};
@@ -161,27 +162,26 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         // SQLite does not open a database with a log in the pool, not even to lock it.
         let has_log = has_log(&pool, FIRST_FILE)?;
         let takes_first = has_log || !is_first_in(&pool, scope, &name)?;
-        let users = Users::of(&address.pool)?;
-        users.take_turn(Some(LOCK_WAIT))?;
-        let kept_out = users.keep_out(&pool, scope, takes_first)?;
-        let mut refused = None;
-        let mut hold = |there: &DirEntry| {
-            hold_last_name(&kept_out, &pool, there).map_err(|reason| {
-                refused = Some(reason);
+        let turn = Users::of(&address.pool)?.take_turn(Some(LOCK_WAIT))?;
+        let kept_out = turn.keep_out(&pool, scope, takes_first)?;
+        let refused = RefCell::new(None);
+        let or_refuse = |done: Result<(), Reason>| {
+            done.map_err(|reason| {
+                *refused.borrow_mut() = Some(reason);
                 Error::Busy
             })
         };
-        let mut in_the_way = None;
-        let mut clear = |edit: &mut Edit<'_>| {
-            clear_logs(&kept_out, &pool, edit, scope).map_err(|reason| {
-                in_the_way = Some(reason);
-                Error::Busy
-            })
-        };
-        let done = pool.rollback_replacing(scope, &name, &mut hold, &mut clear);
+        let done = pool.rollback_asking(
+            scope,
+            &name,
+            RollbackAsks {
+                taking: &mut |there| or_refuse(hold_last_name(&kept_out, &pool, there)),
+                changing: &mut |file| or_refuse(kept_out.hold_changing(&pool, file)),
+                ending: &mut |edit| or_refuse(clear_logs(&kept_out, &pool, edit, scope)),
+            },
+        );
         done.map_err(|error| match error {
-            _ if in_the_way.is_some() => in_the_way.take().unwrap_or_else(|| error.into()),
-            _ if refused.is_some() => refused.take().unwrap_or_else(|| error.into()),
+            error if refused.borrow().is_some() => refused.take().unwrap_or_else(|| error.into()),
             Error::Invalid(_) => {
                 Reason::from(error).hint("'hardpack clone' brings it back under another name")
             }

@@ -82,6 +82,7 @@ pub use self::snapshots::address::InSnapshot;
 pub use self::snapshots::clone::CloneSource;
 pub use self::snapshots::diff::{Change, Difference};
 pub use self::snapshots::rewind::StateReport;
+pub use self::snapshots::rollback::RollbackAsks;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 #[cfg(test)]
 pub(crate) use self::stream::format as stream_format;

@@ -1,6 +1,7 @@
 //! Tests of snapshots: what they keep and what destroying them frees (here), random operations
-//! against a model (`model.rs`), and their uses (`uses.rs`).
+//! against a model (`model.rs`), their uses (`uses.rs`), and what is asked first (`asked.rs`).
 
+mod asked;
 #[path = "../common/mod.rs"]
 mod common;
 mod model;

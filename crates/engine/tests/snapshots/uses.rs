@@ -1,6 +1,6 @@
 //! Uses of snapshots: rolling back, and listing changes.
 
-use hardpack_engine::pool::{Attributes, Difference, Kind, Property, ROOT};
+use hardpack_engine::pool::{Attributes, Difference, DirEntry, Kind, Property, ROOT, RollbackAsks};
 use hardpack_engine::store::Durability;
 use hardpack_engine::{Error, FileId};
 
@@ -157,23 +157,22 @@ fn a_file_that_comes_back_asks_for_its_name() {
     let there = || pool.lookup_in(ROOT, b"name").unwrap().unwrap().file;
     let done = pool.rollback(old, b"then");
     assert!(matches!(done, Err(Error::Exists { .. })), "{done:?}");
-    let done = pool.rollback_replacing(
-        old,
-        b"then",
-        &mut |entry| {
-            assert_eq!(entry.file, new);
-            Err(Error::Busy)
-        },
-        &mut |_| Ok(()),
-    );
+    let roll_back = |taking: &mut dyn FnMut(&DirEntry) -> Result<(), Error>| {
+        let asks = RollbackAsks { taking, changing: &mut |_| Ok(()), ending: &mut |_| Ok(()) };
+        pool.rollback_asking(old, b"then", asks)
+    };
+    let done = roll_back(&mut |entry| {
+        assert_eq!(entry.file, new);
+        Err(Error::Busy)
+    });
     assert!(matches!(done, Err(Error::Busy)), "{done:?}");
     let file = pool.file(new).unwrap();
     file.write_at(b"not committed", 0).unwrap();
-    let done = pool.rollback_replacing(old, b"then", &mut |_| Ok(()), &mut |_| Ok(()));
+    let done = roll_back(&mut |_| Ok(()));
     assert!(matches!(done, Err(Error::Busy)), "{done:?}");
     assert_eq!(there(), new);
     file.commit(Durability::Durable).unwrap();
-    pool.rollback_replacing(old, b"then", &mut |_| Ok(()), &mut |_| Ok(())).unwrap();
+    roll_back(&mut |_| Ok(())).unwrap();
     assert_eq!(there(), old);
     assert!(pool.attributes(new).is_err());
 }

@@ -25,36 +25,53 @@ use crate::store::Txn;
 use crate::store::format::snapshot::Snapshot;
 use crate::units::FileId;
 
+/// What a rollback calls within its transaction. If any of it fails, nothing is changed.
+#[expect(missing_debug_implementations, reason = "functions have nothing to show")]
+pub struct RollbackAsks<'a> {
+    /// Called with the file from which one that comes back takes its name.
+    pub taking: &'a mut dyn FnMut(&DirEntry) -> Result<()>,
+    /// Called with whatever is there and may get other content or be removed. What was moved below
+    /// the scope after the caller looked is among it.
+    pub changing: &'a mut dyn FnMut(FileId) -> Result<()>,
+    /// Called at the end, for what else is to change.
+    pub ending: &'a mut dyn FnMut(&mut Edit<'_>) -> Result<()>,
+}
+
 impl Pool {
     /// Restores the scope of a snapshot to the snapshot's state, durably: bytes, names, attributes,
     /// properties, extended attributes. Newer snapshots remain. Refuses files with uncommitted
     /// changes. A removed file comes back under the first of its names that is free; if other files
     /// have all of them by now, this fails with [`Error::Exists`].
     pub fn rollback(&self, scope: FileId, name: &[u8]) -> Result<()> {
-        self.rollback_replacing(scope, name, &mut refuse, &mut |_| Ok(()))
+        self.rollback_asking(
+            scope,
+            name,
+            RollbackAsks {
+                taking: &mut refuse,
+                changing: &mut |_| Ok(()),
+                ending: &mut |_| Ok(()),
+            },
+        )
     }
 
-    /// Like [`Pool::rollback`], but a removed file takes the first of its names back from the file
-    /// that has it by now. `ask` is called for that file, within the transaction that takes the
-    /// name from it, and `change` at its end, for what else is to change; if either fails, nothing
-    /// is changed.
-    pub fn rollback_replacing(
+    /// Like [`Pool::rollback`], but `asks` decides within the transaction, and a removed file takes
+    /// the first of its names back from the file that has it by now.
+    pub fn rollback_asking(
         &self,
         scope: FileId,
         name: &[u8],
-        ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
-        change: &mut dyn FnMut(&mut Edit<'_>) -> Result<()>,
+        asks: RollbackAsks<'_>,
     ) -> Result<()> {
         let snapshot = self.find_snapshot(scope, name)?;
         self.check_settled(scope, snapshot.scope.is_directory)?;
-        let mut ask = |there: &DirEntry| match self.files().get(&there.file) {
+        let mut taking = |there: &DirEntry| match self.files().get(&there.file) {
             Some(file) if file.is_dirty() => Err(Error::Busy),
-            _ => ask(there),
+            _ => (asks.taking)(there),
         };
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
-            roll_back(txn, &snapshot, &mut ask)?;
-            change(&mut Edit::new(txn, 0))
+            roll_back(txn, &snapshot, &mut taking, asks.changing)?;
+            (asks.ending)(&mut Edit::new(txn, 0))
         })
     }
 
@@ -77,19 +94,28 @@ impl Pool {
     }
 }
 
-/// Called with the file whose name the one that comes back takes.
-type Ask<'a> = dyn FnMut(&DirEntry) -> Result<()> + 'a;
+/// See [`RollbackAsks::taking`].
+type Taking<'a> = dyn FnMut(&DirEntry) -> Result<()> + 'a;
+/// See [`RollbackAsks::changing`].
+pub(in crate::pool) type Changing<'a> = dyn FnMut(FileId) -> Result<()> + 'a;
 
 /// Takes no name away.
 pub(in crate::pool) fn refuse(there: &DirEntry) -> Result<()> {
     Err(Error::Exists { name: there.display_name().to_string() })
 }
 
-fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId, ask: &mut Ask<'_>) -> Result<()> {
+fn roll_file_back(
+    txn: &mut Txn,
+    origin: &Origin,
+    file: FileId,
+    taking: &mut Taking<'_>,
+    changing: &mut Changing<'_>,
+) -> Result<()> {
     if entries::is_there(txn, file)? {
+        changing(file)?;
         return restore(txn, origin, file, file);
     }
-    let Some((directory, name)) = place_for(txn, origin, file, ask)? else {
+    let Some((directory, name)) = place_for(txn, origin, file, taking)? else {
         let what = "directories have its names by now, or its own directories no longer exist";
         return Err(Error::Invalid(format!("file number {} cannot come back: {what}", file.0)));
     };
@@ -105,7 +131,7 @@ fn place_for(
     txn: &mut Txn,
     origin: &Origin,
     file: FileId,
-    ask: &mut Ask<'_>,
+    taking: &mut Taking<'_>,
 ) -> Result<Option<(FileId, Vec<u8>)>> {
     let mut taken = None;
     for (directory, name) in entries::names_of(&mut origin.read(txn), file)? {
@@ -123,7 +149,7 @@ fn place_for(
         }
     }
     let Some((directory, there)) = taken else { return Ok(None) };
-    ask(&there)?;
+    taking(&there)?;
     Edit::new(txn, 0).unlink(directory, &there.name)?;
     Ok(Some((directory, there.name)))
 }
@@ -158,15 +184,17 @@ pub(in crate::pool) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEn
 pub(in crate::pool) fn roll_back(
     txn: &mut Txn,
     snapshot: &Snapshot,
-    ask: &mut Ask<'_>,
+    taking: &mut Taking<'_>,
+    changing: &mut Changing<'_>,
 ) -> Result<()> {
     let origin = Origin::of(txn.store(), snapshot);
     let scope = snapshot.scope.file;
     let founder = entries::founder(&mut origin.read(txn))?;
     if !snapshot.scope.is_directory {
-        roll_file_back(txn, &origin, scope, ask)?;
+        roll_file_back(txn, &origin, scope, taking, changing)?;
     } else if entries::is_there(txn, scope)? {
-        Rollback { txn: &mut *txn, origin, scope, copies: HashMap::new() }.run()?;
+        let copies = HashMap::new();
+        Rollback { txn: &mut *txn, origin, scope, copies, changing }.run()?;
     } else {
         let name = format!("number {}", scope.0);
         return Err(Error::NotFound { what: "directory", name });
@@ -174,22 +202,27 @@ pub(in crate::pool) fn roll_back(
     founder.map_or(Ok(()), |entry| entries::restore_founder(txn, &entry.name))
 }
 
-struct Rollback<'t> {
+struct Rollback<'t, 'c> {
     txn: &'t mut Txn,
     origin: Origin,
     scope: FileId,
     /// The copies that stand in for files with several names.
     copies: HashMap<FileId, FileId>,
+    changing: &'t mut Changing<'c>,
 }
 
-impl Rollback<'_> {
+impl Rollback<'_, '_> {
     fn run(mut self) -> Result<()> {
         self.detach()?;
         self.attach()?;
         while let Some(file) = entries::next_orphan(self.txn)? {
             entries::set_orphan(self.txn, file, false)?;
             let attributes = entries::attributes(self.txn, file)?;
-            if attributes.kind == Kind::Directory || attributes.link_count == 0 {
+            let is_directory = attributes.kind == Kind::Directory;
+            if is_directory || attributes.link_count == 0 {
+                if !is_directory {
+                    (self.changing)(file)?;
+                }
                 Edit::new(self.txn, 0).remove_file(file, &attributes)?;
             }
         }
@@ -272,6 +305,9 @@ impl Rollback<'_> {
     /// Ensures that a name refers to what it did then. Returns the file that it refers to now.
     fn place(&mut self, directory: FileId, entry: &DirEntry) -> Result<FileId> {
         if let Some(there) = entries::lookup(self.txn, directory, &entry.name)? {
+            if there.kind != Kind::Directory {
+                (self.changing)(there.file)?;
+            }
             return Ok(there.file);
         }
         if let Some(copy) = self.copies.get(&entry.file).copied() {
@@ -292,6 +328,7 @@ impl Rollback<'_> {
         }
         let is_file = entry.kind != Kind::Directory;
         if is_file && (was_taken || is_below(self.txn, entry.file, self.scope)?) {
+            (self.changing)(entry.file)?;
             Edit::new(self.txn, 0).link(entry.file, directory, &entry.name)?;
             return Ok(entry.file);
         }

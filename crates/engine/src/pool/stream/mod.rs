@@ -42,9 +42,10 @@
 //!
 //! `send.rs` walks the data to send and `changes.rs` the changes; `receive.rs` handles connections,
 //! `apply.rs` applies frames, `update.rs` applies those of an incremental stream, whose records
-//! `staging.rs` has stored before.
+//! `staging.rs` has stored before, and `base.rs` finds the state it starts from.
 
 mod apply;
+mod base;
 mod body;
 mod changes;
 mod frame;

@@ -13,14 +13,13 @@ use twox_hash::XxHash3_64;
 
 use super::ResumeToken;
 use super::apply::{Apply, decode, refused, verify};
+use super::base::received_base;
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
 use super::staging::{Ready, Staging};
 use super::update::{changed_since, remove_orphans};
 use crate::error::{Error, Location, Result};
-use crate::pool::extents::source::{Committed, Source};
-use crate::pool::extents::{parse_file_extent_key, read_range};
-use crate::pool::namespace::api::is_reached;
+use crate::pool::extents::read_range;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
 use crate::pool::namespace::nameless;
@@ -30,11 +29,9 @@ use crate::pool::write::batch::Batch;
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::write::workers::Workers;
 use crate::pool::{Pool, ROOT};
-use crate::store::format::snapshot::{Scope, Snapshot};
-use crate::store::snapshots::differ::differences;
-use crate::store::trees::TreeId;
+use crate::store::format::snapshot::Scope;
 use crate::store::{Durability, Patience, Txn};
-use crate::units::{FileId, Txg};
+use crate::units::FileId;
 
 /// About how many bytes of frames a transaction has: so few that others hardly notice that they
 /// wait for it.
@@ -55,6 +52,10 @@ pub struct ReceiveOptions<'a> {
     /// the callback's owner must keep other users of that file out. If it fails, the receive fails
     /// with the same error.
     pub before_change: Option<&'a dyn Fn(FileId) -> Result<()>>,
+    /// Called within the transaction with each file or link that is there and may get other content
+    /// or be removed. What was moved there since `before_change` is among it. If it fails, nothing
+    /// is changed.
+    pub changing: Option<&'a dyn Fn(FileId) -> Result<()>>,
     /// Properties to set on what the stream makes or changes, unless another stream follows in the
     /// input. They are set together with the rest, so the snapshot has them too.
     pub properties: &'a [(Property, String)],
@@ -136,7 +137,7 @@ impl Pool {
         let staging = receive.stage()?;
         receive.announce(options)?;
         let properties = if next.is_none() { options.properties } else { &[] };
-        let file = receive.finish(properties, staging.as_ref())?;
+        let file = receive.finish(properties, staging.as_ref(), options)?;
         Ok(ReceiveReport {
             file,
             snapshot: receive.header.name,
@@ -481,6 +482,7 @@ impl<'p> Receive<'p> {
         &mut self,
         properties: &[(Property, String)],
         staging: Option<&Staging>,
+        options: &ReceiveOptions<'_>,
     ) -> Result<FileId> {
         let mut txn = self.transaction()?;
         let root = match (self.header.base.0, self.key) {
@@ -491,7 +493,7 @@ impl<'p> Receive<'p> {
                 Edit::new(&mut txn, 0).name_first(root, parent, name)?;
                 root
             }
-            _ => self.update(&mut txn, staging)?,
+            _ => self.update(&mut txn, staging, options)?,
         };
         Edit::new(&mut txn, 0).set_properties(root, properties)?;
         let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
@@ -503,7 +505,13 @@ impl<'p> Receive<'p> {
     }
 
     /// Applies the collected frames to the target, which equals the base.
-    fn update(&self, txn: &mut Txn, staging: Option<&Staging>) -> Result<FileId> {
+    fn update(
+        &self,
+        txn: &mut Txn,
+        staging: Option<&Staging>,
+        options: &ReceiveOptions<'_>,
+    ) -> Result<FileId> {
+        let changing = &mut |file| options.changing.map_or(Ok(()), |changing| changing(file));
         let (parent, name) = (self.progress.parent, &self.progress.name);
         let text = || String::from_utf8_lossy(name).into_owned();
         let missing = || Error::NotFound { what: "file", name: text() };
@@ -527,20 +535,20 @@ impl<'p> Receive<'p> {
         if self.force || self.pool.is_laid_out_anew(&snapshot)? {
             // Records may have been rewritten with a layout that differs from what the stream
             // expects.
-            roll_back(txn, &snapshot, &mut refuse)?;
+            roll_back(txn, &snapshot, &mut refuse, changing)?;
         }
         let (Some(key), Some(staging)) = (self.key, staging) else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
         let apply = Apply { key, root, checksum, from: self.from() };
         staging.each_read(self.pool, &mut |body| match body {
-            Body::Known { file, path } => apply.know(txn, file, &path),
+            Body::Known { file, path } => apply.know(txn, file, &path, changing),
             _ => Ok(()),
         })?;
         staging.each(self.pool, txn, &mut |txn, ready| match ready {
             Ready::Read(body) => apply.change(txn, body),
             Ready::Staged { at, record } => apply.take_staged(txn, at, record),
         })?;
-        remove_orphans(txn)?;
+        remove_orphans(txn, changing)?;
         staging.remove(txn)?;
         let attributes = entries::attributes(txn, key)?;
         Edit::new(txn, 0).remove_file(key, &attributes)?;
@@ -554,76 +562,5 @@ fn make_durable(pool: &Pool) -> Result<()> {
     match pool.store().make_durable() {
         Err(Error::Busy) => Ok(()),
         done => done,
-    }
-}
-
-/// Returns the state that was preserved here when the base of a stream was received.
-fn received_base(
-    pool: &Pool,
-    source: &mut impl Source,
-    scope: FileId,
-    header: &Header,
-) -> Result<Txg> {
-    // A snapshot that was received and then destroyed may come again.
-    if let Some(kept) = entries::received_as(source, scope, header.origin.id)?
-        && pool.find_kept(scope, kept)?.is_some()
-    {
-        let name = String::from_utf8_lossy(&header.name).into_owned();
-        return Err(Error::Exists { name });
-    }
-    if let Some(kept) = entries::received_as(source, scope, header.base_id)? {
-        return Ok(kept);
-    }
-    if entries::received_by_txg(source, scope, &header.origin.guid, header.base)? {
-        let what = "an earlier version received the base of the stream, and did not record which \
-                    snapshot that was; send a complete stream, to another name";
-        return Err(Error::Invalid(what.into()));
-    }
-    Err(no_base(header.base))
-}
-
-fn no_base(txg: Txg) -> Error {
-    let name = format!(
-        "txg {txg} of the sender, the base of the stream; a snapshot with the same txg from a copy of \
-         that pool is a different one"
-    );
-    Error::NotFound { what: "snapshot", name }
-}
-
-impl Pool {
-    /// Returns the snapshot of a scope that preserves a state.
-    fn kept_as(&self, scope: FileId, txg: Txg) -> Result<Snapshot> {
-        self.find_kept(scope, txg)?.ok_or_else(|| no_base(txg))
-    }
-
-    fn find_kept(&self, scope: FileId, txg: Txg) -> Result<Option<Snapshot>> {
-        let found = self.store().with_state(|state| self.store().snapshots(state))?;
-        let mut those = found.into_iter().filter(|snapshot| !snapshot.is_condemned);
-        Ok(those.find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg)))
-    }
-
-    /// Whether any record in the scope of a snapshot was rewritten since, even if its bytes are the
-    /// same.
-    fn is_laid_out_anew(&self, snapshot: &Snapshot) -> Result<bool> {
-        let (state, scope) = (self.state(), snapshot.scope.file);
-        let mut last = None;
-        for tree in [TreeId::Map, TreeId::Patches] {
-            let now = state.superblock.roots[tree].as_ref();
-            let mut is_found = false;
-            differences(self.store(), tree, (snapshot.root(tree), now), &mut |key, _, _| {
-                let (file, _) = parse_file_extent_key(tree, key)?;
-                if last != Some(file) {
-                    last = Some(file);
-                    let source = &mut Committed::new(self.store(), &state);
-                    is_found |= file == scope
-                        || entries::is_there(source, file)? && is_reached(source, file, scope)?;
-                }
-                Ok(())
-            })?;
-            if is_found {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }

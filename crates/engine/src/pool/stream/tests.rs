@@ -331,9 +331,10 @@ fn a_message_does_not_hold_all_of_a_long_path() {
     let mut txn = pool.store().begin_with(ChecksumKind::Xxh3, Patience::None).unwrap();
     let apply = Apply { key: ROOT, root: ROOT, checksum: ChecksumKind::Xxh3, from: 0 };
     let path = [b'x'; PATH_LEN_MAX];
-    let refused = apply.know(&mut txn, FileId(9), &path).unwrap_err().to_string();
+    let refused = apply.know(&mut txn, FileId(9), &path, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(refused.len() < 500, "{} bytes", refused.len());
-    let refused = apply.know(&mut txn, FileId(9), b"d/short").unwrap_err().to_string();
+    let refused =
+        apply.know(&mut txn, FileId(9), b"d/short", &mut |_| Ok(())).unwrap_err().to_string();
     assert!(refused.contains("'d/short'"), "{refused}");
 }
 

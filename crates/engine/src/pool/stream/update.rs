@@ -16,7 +16,7 @@ use crate::pool::extents::{file_extent_key, parse_file_extent, patches_over, rea
 use crate::pool::namespace::api::is_below;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, LIST_COUNT, NAME_LEN_MAX};
-use crate::pool::snapshots::rollback::take_away;
+use crate::pool::snapshots::rollback::{Changing, take_away};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
 use crate::units::FileId;
@@ -73,7 +73,13 @@ fn shown(path: &[u8]) -> String {
 
 impl Apply {
     /// Records which file of the target corresponds to a file of the base.
-    pub(super) fn know(&self, txn: &mut Txn, file: FileId, path: &[u8]) -> Result<()> {
+    pub(super) fn know(
+        &self,
+        txn: &mut Txn,
+        file: FileId,
+        path: &[u8],
+        changing: &mut Changing<'_>,
+    ) -> Result<()> {
         let mut here = self.root;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
             let entry = entries::lookup(txn, here, name)?;
@@ -86,6 +92,9 @@ impl Apply {
         let before = entries::identity(txn, self.key, Identity::File, file.0)?;
         if before.is_some_and(|before| before != here.0) {
             return Err(refused(format!("expected one path for number {}, found two", file.0)));
+        }
+        if entries::attributes(txn, here)?.kind != Kind::Directory {
+            changing(here)?;
         }
         entries::set_identity(txn, self.key, Identity::File, file.0, here.0)
     }
@@ -213,12 +222,13 @@ impl Apply {
 }
 
 /// Removes files without a name, and everything that only they contain.
-pub(super) fn remove_orphans(txn: &mut Txn) -> Result<()> {
+pub(super) fn remove_orphans(txn: &mut Txn, changing: &mut Changing<'_>) -> Result<()> {
     while let Some(file) = entries::next_orphan(txn)? {
         entries::set_orphan(txn, file, false)?;
         let attributes = entries::attributes(txn, file)?;
         if attributes.kind != Kind::Directory {
             if attributes.link_count == 0 {
+                changing(file)?;
                 Edit::new(txn, 0).remove_file(file, &attributes)?;
             }
             continue;
