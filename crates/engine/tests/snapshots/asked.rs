@@ -74,6 +74,9 @@ impl Tree {
     }
 }
 
+/// Is called with each file before it changes.
+type Ask<'a> = dyn Fn(FileId) -> Result<(), Error> + 'a;
+
 /// The bytes of every file that has a name.
 fn contents(pool: &Pool) -> BTreeMap<FileId, Vec<u8>> {
     let (mut found, mut directories) = (BTreeMap::new(), vec![ROOT]);
@@ -92,11 +95,7 @@ fn contents(pool: &Pool) -> BTreeMap<FileId, Vec<u8>> {
 
 /// Changes a pool twice: first one file may not be changed, which must keep everything as it is,
 /// then all may. Returns how many files were changed or removed.
-fn asks_first(
-    pool: &Pool,
-    rng: &mut Rng,
-    change: &dyn Fn(&dyn Fn(FileId) -> Result<(), Error>) -> Result<(), Error>,
-) -> usize {
+fn asks_first(pool: &Pool, rng: &mut Rng, change: &dyn Fn(&Ask<'_>) -> Result<(), Error>) -> usize {
     let (before, txg) = (contents(pool), pool.state().txg());
     let asked = RefCell::new(BTreeSet::new());
     let left = Cell::new(rng.below(4));
