@@ -276,6 +276,14 @@ impl Opened {
         near::resolve_link(&self.pool, &self.shown, &self.path)
     }
 
+    /// Finds the entry at the path; a symbolic link that does not lead to one stands for itself.
+    pub fn entry_or_link(&self) -> Result<DirEntry, Reason> {
+        self.entry().or_else(|reason| match self.link_entry() {
+            Ok(link) if link.kind == Kind::Symlink && !self.path.ends_with(b"/") => Ok(link),
+            _ => Err(reason),
+        })
+    }
+
     /// Finds the directory of the path, and splits off the last name, which need not exist.
     pub fn parent(&self) -> Result<(FileId, &[u8]), Reason> {
         near::resolve_parent(&self.pool, &self.shown, &self.path)

@@ -319,3 +319,33 @@ fn info_names_the_readers() {
     reader.run("commit;");
     assert!(!stdout_of(hardpack().arg("info").arg(&pool)).contains("read by"));
 }
+
+/// As with the system's own commands, a link that leads nowhere stands for itself, unless a slash
+/// behind it asks for what it leads to.
+#[test]
+fn a_link_that_leads_nowhere_is_shown_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tree, pool) = (directory.path().join("tree"), directory.path().join("p.hpk"));
+    fs::create_dir(&tree).unwrap();
+    std::os::unix::fs::symlink("nowhere", tree.join("link")).unwrap();
+    std::os::unix::fs::symlink("link", tree.join("second")).unwrap();
+    hardpack().args(["put", "-q"]).args([&tree.join(""), &pool]).assert().success();
+    let commands: [&[&str]; 5] =
+        [&["ls"], &["ls", "-d"], &["find"], &["du", "-s", "--apparent-size"], &["ls", "-l"]];
+    for command in commands {
+        for name in ["link", "second"] {
+            let there = Command::new(command[0]).args(&command[1..]).arg(tree.join(name)).output();
+            assert!(there.unwrap().status.success(), "{command:?} {name}");
+            let command: Vec<_> = command.iter().filter(|word| !word.starts_with("--")).collect();
+            let shown = hardpack().args(&command).arg(pool.join(name)).assert().success();
+            let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+            let shown = shown.lines().last().unwrap().to_string();
+            let at = pool.join(name).display().to_string();
+            match command[..] {
+                [_, &"-l"] => assert!(shown.starts_with('l') && shown.contains(&at), "{shown}"),
+                _ => assert!(shown.ends_with(&at), "{command:?}: {shown}"),
+            }
+            hardpack().args(&command).arg(pool.join(name).join("")).assert().code(3);
+        }
+    }
+}

@@ -3,7 +3,9 @@
 mod common;
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use common::*;
 use tempfile::TempDir;
@@ -199,4 +201,42 @@ fn a_stream_that_nobody_takes_is_not_sent() {
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(3));
+}
+
+/// One process waits for the rest of a stream that another has received by then.
+#[test]
+fn the_second_to_receive_a_stream_says_so() {
+    let (directory, from, to) = pools();
+    fs::write(directory.path().join("large"), random_bytes(6 << 20, 5)).unwrap();
+    hardpack()
+        .args(["put", "-q"])
+        .arg(directory.path().join("large"))
+        .arg(from.join("a/large"))
+        .assert()
+        .success();
+    snapshot(&from, "a@large");
+    let stream = send(&from, &[], "a@large");
+    let mut waiting = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .args(["receive", "-q"])
+        .arg(to.join("copy"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = waiting.stdin.take().unwrap();
+    input.write_all(&stream[..stream.len() / 2]).unwrap();
+    // It has committed a part of it.
+    let has_begun = || hardpack().args(["receive", "--resume-token"]).arg(to.join("copy")).ok();
+    while has_begun().is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    receive(&to, &[], &stream).success();
+    // It need not read all of it to find out.
+    drop(input.write_all(&stream[stream.len() / 2..]));
+    drop(input);
+    let ended = waiting.wait_with_output().unwrap();
+    let stderr = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(5), "{stderr}");
+    assert!(stderr.contains("another process has received the same stream"), "{stderr}");
+    hardpack().args(["check", "-q"]).arg(&to).assert().success();
 }

@@ -38,7 +38,7 @@ const SEEDS_DEFAULT: u64 = 120;
 /// Seeds that found something.
 const FOUND: [u64; 1] = [92198];
 /// Seeds that found something beside losses.
-const FOUND_BESIDE_LOSSES: [u64; 9] = [317, 341, 501, 546, 728, 1097, 1943, 2348, 7159];
+const FOUND_BESIDE_LOSSES: [u64; 10] = [317, 341, 501, 546, 728, 1097, 1943, 2321, 2348, 7159];
 /// The number of power losses tried after each run.
 const CRASH_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;
@@ -125,7 +125,8 @@ fn text(error: Error) -> String {
 
 /// Whether a process meets this error while it opens a pool of which a failed sync loses parts.
 fn is_lost(error: &str) -> bool {
-    let expected = ["injected", "a sync of another process failed", "corrupt"];
+    let expected =
+        ["injected", "a sync of another process failed", "corrupt", "or a sync has failed"];
     expected.iter().any(|part| error.contains(part))
 }
 

@@ -68,7 +68,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode, Failure> {
 /// Returns the line of an operand that is not listed as a directory.
 fn file_row(args: &LsArgs, address: &Address) -> Result<Option<Row>, Reason> {
     let opened = address.open(None)?;
-    let entry = opened.entry()?;
+    let entry = opened.entry_or_link()?;
     if entry.kind == Kind::Directory && !args.directory {
         return Ok(None);
     }

@@ -220,7 +220,15 @@ fn receive_one(
         if is_of_stream && signals::is_interrupted() {
             return Reason::interrupted();
         }
-        let mut reason = refusal.take().unwrap_or_else(|| Reason::from(error));
+        let mut reason = match (refusal.take(), error) {
+            (Some(reason), _) => reason,
+            // For the pool's lock it waits as long as it takes.
+            (None, Error::Busy) => Reason::new(
+                Code::InUse,
+                "another process has received the same stream meanwhile, or aborted it",
+            ),
+            (None, error) => error.into(),
+        };
         if is_of_stream {
             // The stream is damaged, not the pool.
             reason.hint = None;

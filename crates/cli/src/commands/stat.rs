@@ -150,7 +150,7 @@ pub fn du(args: &DuArgs) -> Result<ExitCode, Failure> {
 
 fn sum_up(args: &DuArgs, address: &Address, out: &mut Out) -> Result<(), Reason> {
     let opened = address.open(None)?;
-    let top = opened.entry()?;
+    let top = opened.entry_or_link()?;
     if args.summarize || top.kind != Kind::Directory {
         let sum = sum_below(&opened, top.file)?;
         return du_line(args, &opened.shown_at(&opened.path), &sum, out);

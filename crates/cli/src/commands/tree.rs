@@ -118,7 +118,7 @@ pub fn find(args: &FindArgs) -> Result<ExitCode, Failure> {
 
 fn find_below(args: &FindArgs, address: &Address, out: &mut Out) -> Result<(), Reason> {
     let opened = address.open(None)?;
-    let top = opened.entry()?;
+    let top = opened.entry_or_link()?;
     let attributes = opened.pool.attributes(top.file)?;
     let now_ns = now_ns();
     let mut show = |path: &[u8], name: &[u8], attributes: &Attributes| {
