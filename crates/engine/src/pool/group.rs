@@ -7,8 +7,9 @@
 //! transaction is open, nobody else can commit; so its owner commits often.
 //!
 //! Several threads may change one file: each has its turn with it ([`File::turn`]), and locks are
-//! taken in this order: the turns of files in the order of their ids, the group, the store's
-//! transaction, the changes of a file.
+//! taken in this order: the turns of files in the order of their ids, the turn to begin, the
+//! store's transaction, the group, the changes of a file. While one thread waits for the pool's
+//! lock, others look at what is committed.
 //!
 //! A change that is refused leaves the group as it was. Any other error abandons it, and with it
 //! all changes since the last commit, which [`Group::losses`] counts.
@@ -50,6 +51,8 @@ const ALONE_LEN_MIN: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Group {
     pool: Pool,
+    /// Held by the thread that begins the transaction.
+    beginning: Mutex<()>,
     open: Mutex<Open>,
     losses: AtomicU64,
 }
@@ -78,7 +81,8 @@ enum Seen<'v> {
 impl Group {
     /// Creates a group without changes.
     pub fn new(pool: Pool) -> Group {
-        Group { pool, open: Mutex::default(), losses: AtomicU64::new(0) }
+        let (beginning, open) = Default::default();
+        Group { pool, beginning, open, losses: AtomicU64::new(0) }
     }
 
     /// Returns the pool.
@@ -93,6 +97,25 @@ impl Group {
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the group with a transaction, which is begun if there is none.
+    fn begun(&self) -> Result<MutexGuard<'_, Open>> {
+        let found = || Some(self.open()).filter(|open| open.txn.is_some());
+        if let Some(open) = found() {
+            return Ok(open);
+        }
+        let _beginning = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = found() {
+            return Ok(open);
+        }
+        // Whoever only looks does not wait for the pool's lock.
+        let checksum = self.pool.settings(ROOT)?.checksum;
+        let mut txn = self.pool.store().begin(checksum)?;
+        let mut open = self.open();
+        skip_used(&mut txn, open.unused);
+        open.txn = Some(txn);
+        Ok(open)
     }
 
     /// Abandons the transaction.
@@ -124,17 +147,8 @@ impl Group {
     }
 
     fn join<R>(&self, change: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
-        let mut open = self.open();
-        let open = &mut *open;
-        let txn = match &mut open.txn {
-            Some(txn) => txn,
-            none => {
-                let checksum = self.pool.settings(ROOT)?.checksum;
-                let txn = none.insert(self.pool.store().begin(checksum)?);
-                skip_used(txn, open.unused);
-                txn
-            }
-        };
+        let open = &mut *self.begun()?;
+        let Some(txn) = &mut open.txn else { return Err(Error::Busy) };
         let done = change(txn);
         open.unused = Some(txn.next_file_id());
         match &done {
@@ -205,16 +219,11 @@ impl Group {
     }
 
     fn commit_now(&self, files: &[&File]) -> Result<()> {
-        let mut open = self.open();
-        if open.txn.is_none() && files.is_empty() {
-            return Ok(());
-        }
-        let begun = match open.txn.take() {
-            Some(txn) => Ok(txn),
-            None => self.pool.settings(ROOT).and_then(|it| self.pool.store().begin(it.checksum)),
-        };
+        let begun = if files.is_empty() { Ok(self.open()) } else { self.begun() };
+        let mut open = begun.inspect_err(|_| files.iter().for_each(|file| file.discard()))?;
+        let Some(mut txn) = open.txn.take() else { return Ok(()) };
         let had_joined = std::mem::take(&mut open.has_changes);
-        let done = begun.and_then(|mut txn| {
+        let commit = || {
             let mut there = Vec::with_capacity(files.len());
             for file in files {
                 match entries::is_there(&mut txn, file.id())? {
@@ -224,7 +233,8 @@ impl Group {
                 }
             }
             File::commit_in(&there, txn, Durability::Visible)
-        });
+        };
+        let done = commit();
         if done.is_err() {
             // Unlike a transaction of SQLite, nobody rolls these changes back.
             files.iter().for_each(|file| file.discard());

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::device::{Device, MemoryDevice};
+use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::error::{Error, Result};
 use crate::pool::{Attributes, File, Group, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
+use crate::store::format::checksum::ChecksumKind;
 use crate::test_common::{Rng, create, options, problems, read_all};
 use crate::units::FileId;
 
@@ -179,4 +181,47 @@ fn a_file_in_use_outlives_its_name() {
     assert_eq!(problems(&pool).unwrap(), [""; 0]);
     let found = pool.file(pool.lookup("other").unwrap().file).unwrap();
     assert_eq!(read_all(&found).unwrap(), b"other");
+}
+
+/// While one thread waits for the pool's lock, others see what is committed; what waited is made
+/// when the lock is free.
+#[test]
+fn who_only_looks_does_not_wait_for_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create_new(&path).unwrap());
+    drop(create(&device, &[], 1 << 20));
+    let open = || {
+        let device = Arc::new(FileDevice::open(&path).unwrap());
+        Pool::open(device, options(1 << 20)).unwrap()
+    };
+    let (group, other) = (Group::new(open()), open());
+    let before = names(&group).len();
+    let file = create_in(&group, b"mine").unwrap();
+    group.write_at(&file, b"bytes", 0, 1).unwrap();
+    group.commit(&[], Durability::Visible).unwrap();
+    let in_the_way = other.store().begin(ChecksumKind::default()).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let group = &group;
+        scope.spawn(|| create_in(group, b"new").unwrap());
+        scope.spawn(|| group.commit(&[file], Durability::Visible).unwrap());
+        scope.spawn(move || {
+            for _ in 0..50 {
+                assert_eq!(names(group).len(), before + 1);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            done.send(()).unwrap();
+        });
+        let looked = ended.recv_timeout(Duration::from_secs(60));
+        drop(in_the_way);
+        looked.expect("a look waits for the lock");
+    });
+    assert_eq!(names(&group).len(), before + 2);
+    group.commit(&[], Durability::Durable).unwrap();
+    other.refresh().unwrap();
+    let mine = other.lookup_in(ROOT, b"mine").unwrap().unwrap().file;
+    assert_eq!(read_all(&other.file(mine).unwrap()).unwrap(), b"bytes");
+    assert!(other.lookup_in(ROOT, b"new").unwrap().is_some());
+    assert_eq!(problems(&other).unwrap(), Vec::<String>::new());
 }
