@@ -387,3 +387,57 @@ print(codes, parent.execute('select n from counter').fetchone()[0])
     assert_eq!(text(&open(&path), "select n from counter"), "125");
     common::assert_pool_is_clean(&path);
 }
+
+/// A child that closes a connection of its parent, as Python does with what it no longer needs,
+/// keeps its own connection to the same database, and what keeps others away from it.
+#[test]
+fn a_child_closes_what_it_inherits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool.hpk");
+    common::make_pool(&path, &[]);
+    let script = r#"
+import os, sqlite3, sys
+library, pool = sys.argv[1:]
+loader = sqlite3.connect(':memory:')
+loader.enable_load_extension(True)
+loader.load_extension(library)
+def connect(name):
+    uri = f'file:{pool}/{name}?vfs=hardpack'
+    return sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None)
+def attempt(sql):
+    try:
+        return own.execute(sql).fetchall()
+    except sqlite3.Error as error:
+        return error.sqlite_errorname
+for mode in ('delete', 'wal'):
+    for name in (f'first-{mode}.db', f'second-{mode}.db'):
+        parent = connect(name)
+        parent.execute(f'pragma journal_mode = {mode}')
+        parent.execute('create table t(a)')
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            own = connect(name)
+            own.execute('insert into t values (1)')
+            files = sorted(os.listdir(os.path.dirname(pool)))
+            parent.close()
+            assert files == sorted(os.listdir(os.path.dirname(pool)))
+            print(attempt('insert into t values (2)'), attempt('select count(*) from t'), end=' ')
+            own.close()
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print(parent.execute('select sum(a) from t').fetchone()[0])
+        parent.close()
+"#;
+    let output = Command::new("/usr/bin/python3")
+        .args(["-c", script])
+        .arg(common::library())
+        .arg(&path)
+        .output()
+        .expect("the Debian package python3 is installed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let expected = "[] [(2,)] 3\n".repeat(4);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
+    common::assert_pool_is_clean(&path);
+}

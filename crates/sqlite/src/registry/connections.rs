@@ -1,23 +1,24 @@
 //! The connections of SQLite that have databases open through this VFS.
 
-use super::registry;
+use super::{Era, registry, registry_of};
 
 /// One database that a connection has open.
 #[derive(Debug)]
-pub struct ConnectionUse(usize);
+pub struct ConnectionUse(usize, Era);
 
 impl ConnectionUse {
     /// Counts a database of the connection at this address.
     pub fn new(connection: usize) -> ConnectionUse {
-        *registry().connections.entry(connection).or_default() += 1;
-        ConnectionUse(connection)
+        let mut registry = registry();
+        *registry.connections.entry(connection).or_default() += 1;
+        ConnectionUse(connection, registry.era)
     }
 }
 
 impl Drop for ConnectionUse {
     fn drop(&mut self) {
-        let mut registry = registry();
         // In a forked child, the connection belongs to the parent.
+        let Some(mut registry) = registry_of(self.1) else { return };
         if let Some(count) = registry.connections.get_mut(&self.0) {
             *count -= 1;
             if *count == 0 {

@@ -6,7 +6,8 @@
 //! open a pool, and connections close the host's file before they give the pool back.
 //!
 //! A forked child must not use its parent's engines, whose locks it would share. It starts with an
-//! empty registry, see `fork.rs`.
+//! empty registry, see `fork.rs`. What it inherits belongs to an earlier [`Era`]: closing a
+//! connection of the parent must not take away what the child has of the same pool.
 
 mod connections;
 mod names;
@@ -70,12 +71,17 @@ struct Entry {
     closing: bool,
 }
 
+/// How many forks there are between a registry and the first one. Process numbers come again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Era(u64);
+
 /// The permission bits of a new database are those of the pool that is created for it.
 const MODE_BITS: u32 = 0o777;
 
 #[derive(Debug)]
 pub(crate) struct Registry {
     process: u32,
+    era: Era,
     options: Options,
     shared_caches: SharedCaches,
     pools: HashMap<FileKey, Entry>,
@@ -96,7 +102,7 @@ pub(crate) struct Registry {
 /// Locks the registry, whichever process it belongs to.
 pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
-    let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new()));
+    let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new(Era(0))));
     registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -105,16 +111,24 @@ fn registry() -> MutexGuard<'static, Registry> {
     if registry.process != std::process::id() {
         // The parent's pools stay open for ever: closing their descriptors here would not harm the
         // parent, but their locks are shared with it.
-        std::mem::forget(std::mem::replace(&mut *registry, Registry::new()));
+        let era = Era(registry.era.0 + 1);
+        std::mem::forget(std::mem::replace(&mut *registry, Registry::new(era)));
     }
     registry
 }
 
+/// Locks the registry for what was registered in this era. Returns `None` in a forked child.
+fn registry_of(era: Era) -> Option<MutexGuard<'static, Registry>> {
+    let registry = registry();
+    (registry.era == era).then_some(registry)
+}
+
 impl Registry {
-    fn new() -> Registry {
+    fn new(era: Era) -> Registry {
         let mut shared_caches = SharedCaches::default();
         Registry {
             process: std::process::id(),
+            era,
             options: Options {
                 now_ns: system::now_ns,
                 owner: || Some(system::owner()),
@@ -197,11 +211,12 @@ fn acquire(
     open: impl FnOnce(Arc<FileDevice>, Options) -> Result<Pool>,
 ) -> Result<PoolUse> {
     let mut registry = registry();
+    let era = registry.era;
     let key = key_of(path)?;
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        return Ok(PoolUse { name: None, pool, maintenance, user: User(key) });
+        return Ok(PoolUse { name: None, pool, maintenance, user: User(key, era) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -233,7 +248,7 @@ fn acquire(
                 closing: false,
             };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { name: None, pool, maintenance, user: User(key) })
+            Ok(PoolUse { name: None, pool, maintenance, user: User(key, era) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hardpack_engine::device::FileDevice;
 
-use super::registry;
+use super::{Era, registry, registry_of};
 use crate::host_name::{HostName, JOURNAL_SUFFIX, generation_suffix};
 
 #[derive(Debug)]
@@ -88,13 +88,14 @@ impl CompanionNames {
 
 /// Marks a name of SQLite's as that of a database in a pool while this value lives.
 #[derive(Debug)]
-pub struct PoolName(Vec<u8>);
+pub struct PoolName(Vec<u8>, Era);
 
 impl PoolName {
     /// Registers the name with its companion names. Returns `None` if the name already belongs to
     /// another database: their companion files could not be told apart.
     pub fn new(name: &[u8], companions: CompanionNames) -> Option<PoolName> {
         let mut registry = registry();
+        let era = registry.era;
         let known = registry.names.entry(name.to_vec());
         let known = known.or_insert_with(|| NamedDatabase {
             users: 0,
@@ -105,13 +106,13 @@ impl PoolName {
         known.companions.is_of_same_file(name, &companions).then(|| {
             known.exchange(companions);
             known.users += 1;
-            PoolName(name.to_vec())
+            PoolName(name.to_vec(), era)
         })
     }
 
     /// Switches the companion names to another generation of the content.
     pub fn exchange_generation(&self, generation: u64) {
-        let mut registry = registry();
+        let Some(mut registry) = registry_of(self.1) else { return };
         let Some(known) = registry.names.get_mut(&self.0) else { return };
         let path = match &known.companions {
             CompanionNames::Unchanged => &self.0[..],
@@ -126,7 +127,7 @@ impl PoolName {
 
 impl Drop for PoolName {
     fn drop(&mut self) {
-        let mut registry = registry();
+        let Some(mut registry) = registry_of(self.1) else { return };
         if let Some(name) = registry.names.get_mut(&self.0) {
             name.users -= 1;
             if name.users == 0 {
@@ -138,19 +139,20 @@ impl Drop for PoolName {
 
 /// Marks a name of SQLite's as that of a database in no pool while this value lives.
 #[derive(Debug)]
-pub struct PlainName(Vec<u8>);
+pub struct PlainName(Vec<u8>, Era);
 
 impl PlainName {
     /// Registers the name.
     pub fn new(name: &[u8]) -> PlainName {
-        *registry().plain.entry(name.to_vec()).or_default() += 1;
-        PlainName(name.to_vec())
+        let mut registry = registry();
+        *registry.plain.entry(name.to_vec()).or_default() += 1;
+        PlainName(name.to_vec(), registry.era)
     }
 }
 
 impl Drop for PlainName {
     fn drop(&mut self) {
-        let mut registry = registry();
+        let Some(mut registry) = registry_of(self.1) else { return };
         if let Some(users) = registry.plain.get_mut(&self.0) {
             *users -= 1;
             if *users == 0 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hardpack_engine::pool::Pool;
 use hardpack_engine::{Error, FileId, Result};
 
-use super::{Entry, FileKey, key_of, registry};
+use super::{Entry, Era, FileKey, key_of, registry_of};
 use crate::maintenance::Maintenance;
 use crate::pool_names;
 use crate::refusals::{self, Cause};
@@ -34,12 +34,12 @@ pub struct PoolUse {
 
 /// One use of a pool, with this key, by its name.
 #[derive(Debug)]
-pub(super) struct NameUse(FileKey);
+pub(super) struct NameUse(FileKey, Era);
 
 impl Drop for NameUse {
     fn drop(&mut self) {
-        let mut registry = registry();
         // In a forked child, the name belongs to the parent.
+        let Some(mut registry) = registry_of(self.1) else { return };
         let Some(entry) = registry.pools.get_mut(&self.0) else { return };
         entry.name = match entry.name {
             Some((mark, users)) if users > 1 => Some((mark, users - 1)),
@@ -106,7 +106,7 @@ impl PoolUse {
                 system::sleep(NAME_TRY_PAUSE);
                 continue;
             }
-            let name = NameUse(self.user.0);
+            let name = NameUse(self.user.0, self.user.1);
             // Now that nobody can use another name. Who did until a moment ago may have committed
             // to a log and been killed since.
             if let Some(left) = pool_names::companion_of_another_name(path).map_err(find_error)? {
@@ -129,7 +129,7 @@ impl PoolUse {
             name: None,
             pool: self.pool.clone(),
             maintenance: Arc::clone(&self.maintenance),
-            user: User(self.user.0),
+            user: User(self.user.0, self.user.1),
         })
     }
 
@@ -140,7 +140,8 @@ impl PoolUse {
 
     fn with_entry<R>(&self, act: impl FnOnce(&mut Entry) -> R) -> Result<R> {
         // An entry exists as long as it has users, except in a forked child.
-        registry().pools.get_mut(&self.user.0).map(act).ok_or(Error::FailStop)
+        let mut registry = registry_of(self.user.1).ok_or_else(inherited)?;
+        registry.pools.get_mut(&self.user.0).map(act).ok_or_else(inherited)
     }
 
     /// Shares a mark (see [`FileDevice::try_share`]) with other users in any process. Returns false
@@ -223,19 +224,25 @@ impl PoolUse {
     }
 }
 
+/// The error of a connection that a forked child has of its parent.
+fn inherited() -> Error {
+    let source = std::io::Error::other("its connection was opened before a fork, by the parent");
+    Error::Io { action: "use", source }
+}
+
 fn lock_error(source: std::io::Error) -> Error {
     Error::Io { action: "lock", source }
 }
 
-/// One user of the pool with this key.
+/// One user of the pool with this key, in one era.
 #[derive(Debug)]
-pub(super) struct User(pub(super) FileKey);
+pub(super) struct User(pub(super) FileKey, pub(super) Era);
 
 impl User {
     /// Removes the user from the count. The last user gets the pool and its maintenance, to finish
     /// them.
     fn leave(&self) -> Option<(Pool, Arc<Maintenance>)> {
-        let mut registry = registry();
+        let mut registry = registry_of(self.1)?;
         let entry = registry.pools.get_mut(&self.0)?;
         entry.users -= 1;
         if entry.users > 0 || std::mem::replace(&mut entry.closing, true) {
@@ -251,7 +258,7 @@ impl Drop for User {
         loop {
             // This may take a while. Others can open and close pools meanwhile.
             maintenance.finish(&pool);
-            let mut registry = registry();
+            let Some(mut registry) = registry_of(self.1) else { return };
             let Some(entry) = registry.pools.get_mut(&self.0) else { return };
             // Users who came and left meanwhile have left it to us to finish the maintenance that
             // they started.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hardpack_engine::store::Store;
 
-use super::registry;
+use super::{Era, registry, registry_of};
 
 /// A connection, and the pool that it is about to change, by their addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,20 +15,23 @@ pub(super) struct Writer {
 
 /// Marks a database as one that a connection is about to commit, while this value lives.
 #[derive(Debug)]
-pub struct WriterUse(Vec<u8>);
+pub struct WriterUse(Vec<u8>, Era);
 
 impl WriterUse {
     /// Registers the connection at this address; `name` is SQLite's name for the database.
     pub fn new(name: &[u8], connection: usize, store: &Arc<Store>) -> WriterUse {
         let writer = Writer { connection, store: Arc::as_ptr(store).addr() };
-        registry().writers.insert(name.to_vec(), writer);
-        WriterUse(name.to_vec())
+        let mut registry = registry();
+        registry.writers.insert(name.to_vec(), writer);
+        WriterUse(name.to_vec(), registry.era)
     }
 }
 
 impl Drop for WriterUse {
     fn drop(&mut self) {
-        registry().writers.remove(&self.0);
+        if let Some(mut registry) = registry_of(self.1) {
+            registry.writers.remove(&self.0);
+        }
     }
 }
 
