@@ -110,6 +110,29 @@ def test_a_callback_that_raises_stops_the_work(large):
     assert os.listdir() == ["large"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_what_raises_stops_a_command_that_ignores_signals(work, count, blocks):
+    def items():
+        yield "a", b"1"
+        raise Enough
+
+    pool = hardpack.Pool.create("p.hpk")
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP][:count]
+    before = {number: signal.getsignal(number) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers if blocks else [])
+    try:
+        for number in numbers if not blocks else []:
+            signal.signal(number, signal.SIG_IGN)
+        with pytest.raises(Enough):
+            pool.write_all(items())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert list(pool) in ([], ["a"])
+
+
 @pytest.mark.parametrize("sender", ["thread", "process"])
 def test_ctrl_c_stops_the_work(large, sender):
     def interrupt(step):

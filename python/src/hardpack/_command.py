@@ -195,8 +195,21 @@ def _stop(process: subprocess.Popen[bytes], was_told: bool) -> None:
         except subprocess.TimeoutExpired:
             pass
     # Standard input stays open until then: its end would look like the end of the data.
-    process.send_signal(signal.SIGINT)
+    process.send_signal(_signal_that_stops())
     process.wait()
+
+
+def _signal_that_stops() -> signal.Signals:
+    """Returns a signal that reaches a command.
+
+    It has inherited what this process ignores, such as Ctrl-C in the background job of a script,
+    and what this thread blocks.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN and number not in blocked:
+            return number
+    return signal.SIGKILL
 
 
 def _raise(code: int, messages: list[str]) -> NoReturn:
