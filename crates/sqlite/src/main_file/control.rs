@@ -105,6 +105,13 @@ impl MainFile {
                 }
                 SQLITE_OK
             }
+            // Who is alone with the log truncates the file next, if all of it was copied.
+            SQLITE_FCNTL_CKPT_DONE
+                if self.wal_index.is_none() && self.lock == SQLITE_LOCK_EXCLUSIVE =>
+            {
+                self.checkpoint = Checkpoint::Done;
+                SQLITE_OK
+            }
             SQLITE_FCNTL_CKPT_DONE => {
                 let code = match self.complete_checkpoint() {
                     SQLITE_OK => self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT),

@@ -78,7 +78,9 @@ impl MainFile {
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // After CKPT_DONE there may be no other call before readers may read the pages.
             Ok(()) if self.checkpoint == Checkpoint::Done => {
-                self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT)
+                let code = self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT);
+                self.end_checkpoint();
+                code
             }
             Ok(()) => SQLITE_OK,
             Err(error) => self.write_code(&error, SQLITE_IOERR_TRUNCATE, SQLITE_IOERR_TRUNCATE),
