@@ -84,8 +84,11 @@ pub fn as_bytes(
         };
         zeros = zeros.saturating_add(left);
         if zeros > ZEROS_LEN_MAX {
-            let text = format!("it claims to be mostly a hole, of {} or more", bytes(zeros, false));
-            return Err(Reason::new(Code::Data, text).hint(
+            let text = format!(
+                "it claims to be mostly a hole, of {} or more, which would be written as zeros",
+                bytes(zeros, false)
+            );
+            return Err(Reason::new(Code::Cannot, text).hint(
                 "'hardpack extract' leaves holes unwritten on a file system that supports them",
             ));
         }

@@ -55,6 +55,8 @@ pub struct Reason {
     pub text: String,
     pub hint: Option<String>,
     pub code: Code,
+    /// It is stdout that could not be written, whatever the command was about.
+    is_of_stdout: bool,
     /// The reader of our output has gone away; that is not a failure.
     is_broken_pipe: bool,
 }
@@ -69,7 +71,13 @@ pub struct Failure {
 
 impl Reason {
     pub fn new(code: Code, text: impl Into<String>) -> Reason {
-        Reason { text: text.into(), hint: None, code, is_broken_pipe: false }
+        let (is_of_stdout, is_broken_pipe) = (false, false);
+        Reason { text: text.into(), hint: None, code, is_of_stdout, is_broken_pipe }
+    }
+
+    /// Whether the pool cannot be written.
+    pub fn is_read_only(&self) -> bool {
+        self.hint.as_deref() == Some(READ_ONLY_HINT)
     }
 
     /// The reason for stopping after a signal.
@@ -85,12 +93,16 @@ impl Reason {
     /// The reason for a failed write to stdout.
     pub fn stdout(error: io::Error) -> Reason {
         let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
-        Reason { is_broken_pipe, ..Reason::from(error) }
+        Reason { is_of_stdout: true, is_broken_pipe, ..Reason::from(error) }
     }
 
     /// Adds what could not be done, and to what.
     pub fn cannot(self, action: &'static str, what: impl Display) -> Failure {
-        Failure { action, what: what.to_string(), reason: self }
+        let (action, what) = match self.is_of_stdout {
+            true => ("write to", "standard output".into()),
+            false => (action, what.to_string()),
+        };
+        Failure { action, what, reason: self }
     }
 
     /// Prefixes the text with the file it is about, if that is not the one named on the command

@@ -80,7 +80,8 @@ fn a_stream_of_more_zeros_than_anybody_takes_is_refused() {
             if arguments.len() > 1 {
                 command.arg(&tar);
             }
-            let done = command.assert().failure();
+            // The data is not damaged.
+            let done = command.assert().code(3);
             let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
             assert!(stderr.contains("mostly a hole"), "{arguments:?}: {stderr}");
         }

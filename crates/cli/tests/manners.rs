@@ -67,6 +67,20 @@ fn a_lost_header_is_damage() {
     assert!(code == 4 && !stderr.contains("salvage"), "{stderr}");
 }
 
+/// It is not the pool that cannot be read then.
+#[test]
+fn a_full_standard_output_is_named() {
+    let (_directory, at) = packed();
+    for arguments in [&["ls", "a.db.hpk"][..], &["cat", "a.db.hpk"], &["info", "a.db.hpk"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+        let output = command.current_dir(&at).args(arguments).stdout(full).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write to 'standard output'"), "{arguments:?}: {stderr}");
+    }
+}
+
 /// Every command that writes says so, whether or not it would have found anything to do.
 #[test]
 fn a_pool_without_write_permission_is_read_only() {

@@ -104,6 +104,9 @@ fn databases_on_a_read_only_medium() {
     let refused = hardpack().arg("sql").arg(at.join("lone.hpk")).arg("delete from t").output();
     let said = String::from_utf8(refused.unwrap().stderr).unwrap();
     assert!(said.contains("readonly") || said.contains("read-only"), "{said}");
+    let refused = hardpack().arg("mount").args([&at.join("both.hpk"), &made]).assert().code(3);
+    let said = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(said.contains("hint: '-o ro' mounts it"), "{said}");
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn serve(args: &MountArgs) -> Result<(), Reason> {
     let (directory, has_replaced) = prepare_directory(&args.directory, args.replace)?;
     let mut opened = args.pool.open(None)?;
     if opened.live().is_some() && !wanted.read_only {
-        opened = args.pool.open_writable(None)?;
+        opened = args.pool.open_writable(None).map_err(or_reading)?;
     }
     let root = opened.entry()?;
     if root.kind != Kind::Directory {
@@ -106,6 +106,14 @@ fn serve(args: &MountArgs) -> Result<(), Reason> {
         detach()?;
     }
     wait(mounted)
+}
+
+/// What the error of a pool that cannot be written leaves is to read it.
+fn or_reading(reason: Reason) -> Reason {
+    match reason.is_read_only() {
+        true => reason.hint("'-o ro' mounts it for reading"),
+        false => reason,
+    }
 }
 
 fn wait(mounted: Mounted) -> Result<(), Reason> {
