@@ -2,7 +2,8 @@
 //!
 //! The model is the table in `main_file/mod.rs`: xSync, CKPT_DONE and COMMIT_PHASETWO commit
 //! writes, and so does SYNC if the transaction has a journal on disk; uncommitted writes are
-//! dropped when the lock or the checkpoint ends.
+//! dropped when the lock or the checkpoint ends. With an exclusive lock and without shared memory,
+//! xTruncate after CKPT_DONE commits instead.
 
 use std::ffi::{CString, c_int};
 use std::path::Path;
@@ -36,6 +37,8 @@ struct Model {
     /// A checkpoint has begun and not ended: writes belong to it.
     checkpointing: bool,
     checkpoint_done: bool,
+    /// The first region of the shared memory is there.
+    is_mapped: bool,
 }
 
 impl Model {
@@ -133,9 +136,11 @@ fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
         }
         3 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_CKPT_DONE, 0), ffi::SQLITE_OK);
-            model.commit();
             model.checkpoint_done = true;
-            model.checkpointing = false;
+            if model.is_mapped || model.lock < ffi::SQLITE_LOCK_EXCLUSIVE {
+                model.commit();
+                model.checkpointing = false;
+            }
         }
         _ => {
             let op = input.pick(&CONTROLS);
@@ -147,11 +152,11 @@ fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
 
 fn shared_memory(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
     match input.below(4) {
-        0 => drop(file.shm_map(input.below(3) as c_int)),
+        0 => map(file, model, input.below(3) as c_int),
         1 => file.shm_barrier(),
         2 => {
             // Only mapped regions have locks.
-            file.shm_map(0);
+            map(file, model, 0);
             let slot = input.below(8) as c_int;
             let kind = ffi::SQLITE_SHM_EXCLUSIVE;
             assert_eq!(file.shm_lock(slot, ffi::SQLITE_SHM_LOCK | kind), ffi::SQLITE_OK);
@@ -161,8 +166,16 @@ fn shared_memory(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
             }
             assert_eq!(file.shm_lock(slot, ffi::SQLITE_SHM_UNLOCK | kind), ffi::SQLITE_OK);
         }
-        _ => drop(file.shm_unmap()),
+        _ => {
+            file.shm_unmap();
+            model.is_mapped = false;
+        }
     }
+}
+
+fn map(file: &mut Handle, model: &mut Model, region: c_int) {
+    let code = file.shm_map(region);
+    model.is_mapped |= region == 0 && code == ffi::SQLITE_OK;
 }
 
 /// Makes any calls in any order, and compares with the model.
@@ -192,6 +205,7 @@ pub fn run(data: &[u8]) {
                 model.bytes.resize(at, 0);
                 if model.checkpoint_done {
                     model.commit();
+                    model.checkpointing = false;
                 }
             }
             5 => {

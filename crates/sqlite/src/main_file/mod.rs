@@ -7,7 +7,8 @@
 //! | xRead, xWrite, xTruncate, xFileSize | a file of the pool; writes stay uncommitted |
 //! | xSync | one durable commit of the pool |
 //! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
-//! | COMMIT_PHASETWO after CKPT_START, no CKPT_DONE | drops the copied pages; the log has them |
+//! | CKPT_DONE without shared memory, then xTruncate | a visible commit, at xTruncate |
+//! | COMMIT_PHASETWO in a checkpoint without a commit | drops the copied pages; the log has them |
 //! | SYNC, if the transaction has a journal on disk | a visible commit |
 //! | SYNC and xSync in a transaction across databases of the pool | nothing, see [`crate::joint`] |
 //! | xUnlock, end of a checkpoint, xClose without any of these | uncommitted changes are dropped |
@@ -20,7 +21,10 @@
 //!
 //! So a transaction in a rollback mode is one commit, at its last xSync; it does not need its
 //! journal (see [`crate::journal`]) for atomicity. In WAL mode a checkpoint is published at
-//! CKPT_DONE, before SQLite tells readers that they may read its pages from the database.
+//! CKPT_DONE, before SQLite tells readers that they may read its pages from the database. SQLite
+//! says that even if the checkpoint was interrupted; `checkpoint.rs` then finds pages missing. A
+//! connection that is alone with its log has no index of it that could be looked into, but SQLite
+//! truncates the database next if nothing was left out.
 //!
 //! The pool admits one transaction at a time, whichever of its files it changes. A commit holds it
 //! for a moment. A transaction that has written more than 32 MiB holds it from there to its end.
