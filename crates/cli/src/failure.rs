@@ -2,6 +2,7 @@
 //! optional hint, and an exit code.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -59,6 +60,30 @@ pub struct Reason {
     is_of_stdout: bool,
     /// The reader of our output has gone away; that is not a failure.
     is_broken_pipe: bool,
+}
+
+/// Brings a reason through the engine, whose callbacks can fail only with its own errors.
+#[derive(Debug, Default)]
+pub struct Passage(RefCell<Option<Reason>>);
+
+impl Passage {
+    /// Keeps the reason, and returns the error that stops the engine.
+    pub fn pass<T>(&self, done: Result<T, Reason>) -> Result<T, Error> {
+        done.map_err(|reason| {
+            self.0.replace(Some(reason));
+            Error::Busy
+        })
+    }
+
+    /// Returns the reason that was kept, if there is one.
+    pub fn take(&self) -> Option<Reason> {
+        self.0.take()
+    }
+
+    /// Returns the reason for an error of the engine: the one that was kept, if there is one.
+    pub fn reason(&self, error: Error) -> Reason {
+        self.take().unwrap_or_else(|| error.into())
+    }
 }
 
 /// A failed command.

@@ -31,7 +31,7 @@ use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
 use crate::contents::database_path;
-use crate::failure::{Code, Reason};
+use crate::failure::{Code, Passage, Reason};
 use crate::pool_file::is_database;
 use crate::sidecars::{FIRST_FILE, has_sidecar, shared_memory, sidecar_of, without_link};
 use crate::{output, publish, signals, sqlite, text};
@@ -243,17 +243,14 @@ impl Users {
         now_ns: i64,
     ) -> Result<(), Reason> {
         self.hold_all(pool, entry.file)?;
-        let mut refused = None;
+        let refused = Passage::default();
         let mut hold = |entry: &DirEntry| match entry.kind {
             Kind::Directory => Ok(()),
-            _ => self.claim(pool, &[entry.file]).map_err(|reason| {
-                refused = Some(reason);
-                Error::Busy
-            }),
+            _ => refused.pass(self.claim(pool, &[entry.file])),
         };
         let goes_on = &mut |_| !signals::is_interrupted();
         let done = pool.remove_entry(directory, entry, now_ns, &mut hold, goes_on);
-        done.map_err(|error| refused.unwrap_or_else(|| error.into()))
+        done.map_err(|error| refused.reason(error))
     }
 
     /// Takes exclusive hold of files, whose numbers must be in ascending order, or of none of them.

@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::process::ExitCode;
 
+use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, Edit, Import, Kind, Pool, ROOT};
-use hardpack_engine::{Error, FileId};
 
 use super::names::{hold_last_name, named, now_ns, own};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
 use crate::contents::{self, Piece, Restart};
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Cannot, Code, Failure, Passage, Reason};
 use crate::settling::{Settling, settle_databases};
 use crate::users::{Users, behind_databases, tell_left_behind};
 use crate::{globs, pool_file, signals};
@@ -99,15 +99,11 @@ pub fn clone_to(
     source: &CloneSource<'_>,
     (directory, name): (FileId, &[u8]),
 ) -> Result<(), Reason> {
-    let mut refused = None;
-    let mut change = |edit: &mut Edit<'_>| {
-        users.clear_companions(pool, edit, (directory, name)).map_err(|reason| {
-            refused = Some(reason);
-            Error::Busy
-        })
-    };
+    let refused = Passage::default();
+    let mut change =
+        |edit: &mut Edit<'_>| refused.pass(users.clear_companions(pool, edit, (directory, name)));
     let done = pool.clone_with_names(source, directory, name, now_ns(), &mut change);
-    done.map(drop).map_err(|error| refused.unwrap_or_else(|| error.into()))
+    done.map(drop).map_err(|error| refused.reason(error))
 }
 
 /// Finds the source; a directory only with `-r`.

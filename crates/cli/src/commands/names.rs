@@ -17,7 +17,7 @@ use hardpack_engine::{Error, FileId};
 
 use crate::address::{Address, Opened, join, last_name};
 use crate::args::{CreateArgs, Given, LnArgs, MkdirArgs, MvArgs, RmArgs};
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Cannot, Code, Failure, Passage, Reason};
 use crate::progress::Spinner;
 use crate::publish::{self, Unfinished};
 use crate::users::{Users, behind_databases};
@@ -249,14 +249,9 @@ fn with_reason(
     pool: &Pool,
     change: impl FnOnce(&mut Edit<'_>) -> Result<(), Reason>,
 ) -> Result<(), Reason> {
-    let mut refused = None;
-    let done = pool.edit(now_ns(), |edit| {
-        change(edit).map_err(|reason| {
-            refused = Some(reason);
-            Error::Busy
-        })
-    });
-    done.map_err(|error| refused.unwrap_or_else(|| error.into()))
+    let refused = Passage::default();
+    let done = pool.edit(now_ns(), |edit| refused.pass(change(edit)));
+    done.map_err(|error| refused.reason(error))
 }
 
 fn is_missing(pool: &Pool, path: &[u8]) -> bool {

@@ -14,7 +14,7 @@ use hardpack_engine::{Error, FileId, Location};
 use super::names::{create_missing_pool, make_directories};
 use crate::address::Address;
 use crate::args::ReceiveArgs;
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Cannot, Code, Failure, Passage, Reason};
 use crate::progress::Spinner;
 use crate::publish::Unused;
 use crate::settling::{Settling, settle_databases};
@@ -183,20 +183,15 @@ fn receive_one(
 ) -> Result<ReceiveReport, Reason> {
     // Held until the whole stream is committed. The next one may change what this one made.
     let kept_out = RefCell::new(None);
-    let refusal = RefCell::new(None);
-    let or_refuse = |done: Result<(), Reason>| {
-        done.map_err(|reason| {
-            *refusal.borrow_mut() = Some(reason);
-            Error::Busy
-        })
-    };
+    let refused = Passage::default();
     let before_change = |scope: FileId| {
         let users = keep_out(&args.target.pool, pool, scope);
-        or_refuse(users.map(|users| *kept_out.borrow_mut() = Some(users)))
+        refused.pass(users.map(|users| *kept_out.borrow_mut() = Some(users)))
     };
     let changing = |file: FileId| {
         let kept_out = kept_out.borrow();
-        or_refuse(kept_out.as_ref().map_or(Ok(()), |users: &Users| users.hold_changing(pool, file)))
+        refused
+            .pass(kept_out.as_ref().map_or(Ok(()), |users: &Users| users.hold_changing(pool, file)))
     };
     let options = ReceiveOptions {
         force: args.force,
@@ -220,7 +215,7 @@ fn receive_one(
         if is_of_stream && signals::is_interrupted() {
             return Reason::interrupted();
         }
-        let mut reason = match (refusal.take(), error) {
+        let mut reason = match (refused.take(), error) {
             (Some(reason), _) => reason,
             // For the pool's lock it waits as long as it takes.
             (None, Error::Busy) => Reason::new(

@@ -1,7 +1,6 @@
 //! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: kept older states of
 //! files, directories and pools.
 
-use std::cell::RefCell;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -17,7 +16,7 @@ use super::cp::clone_to;
 use super::names::{hold_last_name, now_ns};
 use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Cannot, Code, Failure, Passage, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
 use crate::settling::{Settling, settle_databases};
 use crate::sidecars::FIRST_FILE;
@@ -164,32 +163,27 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         let takes_first = has_log || !is_first_in(&pool, scope, &name)?;
         let turn = Users::of(&address.pool)?.take_turn(Some(LOCK_WAIT))?;
         let kept_out = turn.keep_out(&pool, scope, takes_first)?;
-        let refused = RefCell::new(None);
-        let or_refuse = |done: Result<(), Reason>| {
-            done.map_err(|reason| {
-                *refused.borrow_mut() = Some(reason);
-                Error::Busy
-            })
-        };
+        let refused = Passage::default();
         let done = pool.rollback_asking(
             scope,
             &name,
             RollbackAsks {
-                taking: &mut |there| or_refuse(hold_last_name(&kept_out, &pool, there)),
-                changing: &mut |file| or_refuse(kept_out.hold_changing(&pool, file)),
-                ending: &mut |edit| or_refuse(clear_logs(&kept_out, &pool, edit, scope)),
+                taking: &mut |there| refused.pass(hold_last_name(&kept_out, &pool, there)),
+                changing: &mut |file| refused.pass(kept_out.hold_changing(&pool, file)),
+                ending: &mut |edit| refused.pass(clear_logs(&kept_out, &pool, edit, scope)),
             },
         );
-        done.map_err(|error| match error {
-            error if refused.borrow().is_some() => refused.take().unwrap_or_else(|| error.into()),
-            Error::Invalid(_) => {
-                Reason::from(error).hint("'hardpack clone' brings it back under another name")
-            }
-            Error::NotFound { what: "directory", .. } => {
-                Reason::new(Code::Cannot, "the directory of the snapshot no longer exists")
-                    .hint("'hardpack clone' brings it back under another name")
-            }
-            error => error.into(),
+        done.map_err(|error| {
+            refused.take().unwrap_or_else(|| match error {
+                Error::Invalid(_) => {
+                    Reason::from(error).hint("'hardpack clone' brings it back under another name")
+                }
+                Error::NotFound { what: "directory", .. } => {
+                    Reason::new(Code::Cannot, "the directory of the snapshot no longer exists")
+                        .hint("'hardpack clone' brings it back under another name")
+                }
+                error => error.into(),
+            })
         })?;
         kept_out.finish(&pool)?;
         Ok::<_, Reason>(pool.close()?)
