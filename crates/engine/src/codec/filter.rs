@@ -30,7 +30,7 @@ use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy
 
 /// The length of the trailer behind the compressed form, which holds the length of the filtered
 /// form.
-const TRAILER_LEN: usize = 4;
+pub(super) const TRAILER_LEN: usize = 4;
 
 /// The two forms of filtered records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,9 +44,9 @@ pub enum Form {
 /// Working memory, kept for reuse.
 #[derive(Default)]
 pub(super) struct Filtering {
-    filter: PageFilter,
+    pub(super) filter: PageFilter,
     /// The filtered form of one record, or of its rest.
-    filtered: Vec<u8>,
+    pub(super) filtered: Vec<u8>,
     /// Its pages apart, if it has some.
     apart: Option<Pages>,
     /// The record without them.
@@ -92,7 +92,8 @@ impl Filtering {
         self.apply_to(record, offset, page_len)
     }
 
-    fn apply_to(&mut self, bytes: &[u8], offset: u64, page_len: usize) -> bool {
+    /// Filters bytes into `filtered`. Returns whether they have a filtered form.
+    pub(super) fn apply_to(&mut self, bytes: &[u8], offset: u64, page_len: usize) -> bool {
         if !self.filter.encode(bytes, offset, page_len, &mut self.filtered) {
             return false;
         }

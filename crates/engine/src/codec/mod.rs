@@ -32,6 +32,7 @@ mod dictionary;
 mod difference;
 mod encode;
 mod filter;
+mod filtered_difference;
 mod gzip;
 pub(crate) mod inflated;
 mod lz4;

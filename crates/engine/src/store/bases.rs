@@ -1,4 +1,5 @@
-//! Bases: segments that others are stored as differences from.
+//! Bases: extents that others are stored as differences from. They are segments, or records of
+//! databases.
 //!
 //! A difference is compressed with the bytes of its base as the text before it
 //! (`codec/difference.rs`). Its pointer names the base by a number, like a dictionary, and the tree
@@ -9,34 +10,65 @@
 //!   dictionary: 7     --> tree of dictionaries, 7 --> the base <-- pointers of other records
 //! ```
 //!
-//! The entry is a pointer to no bytes of the segment. So it is one of its parts, and counts as one
+//! The entry is a pointer to no bytes of the extent. So it is one of its parts, and counts as one
 //! of its references: the base stays when all of its own records are gone, is moved like any
 //! segment, and belongs to snapshots like any dictionary. No base is a difference itself, so a read
-//! decodes two extents at most. The base goes through the cache, since its differences are read
-//! together.
+//! decodes two extents at most. A segment goes through the cache, since its differences are read
+//! together; the forms of a filtered record do not, as the records at one place of a database are
+//! rarely read one after the other.
+
+use std::collections::{BTreeMap, HashMap};
 
 use super::dictionaries::{Stored, parse_dictionary, place_of};
 use super::extent::ExtentBytes;
-use super::format::pointer::{Place, Pointer};
+use super::format::pointer::{EXTENT_LEN_MAX, Place, Pointer};
 use super::format::trees::TreeId;
 use super::{State, Store, Txn};
+use crate::codec;
 use crate::error::{Error, Result};
 
 impl Store {
     /// Returns the bytes of a base in a state, by default the newest.
     pub(super) fn base_in(&self, state: Option<&State>, number: u32) -> Result<ExtentBytes> {
-        let wrong = |what: &str| {
-            let what = format!("expected number {number} to be a segment, found {what}");
-            Error::corrupt("base", place_of(number), what)
+        let whole = self.whole_base_in(state, number)?;
+        self.read_of(state, &whole)
+    }
+
+    /// Returns the filtered forms of a base in a state, by default the newest.
+    pub(super) fn base_forms_in(&self, state: Option<&State>, number: u32) -> Result<Vec<u8>> {
+        let forms = self.forms_of(&self.whole_base_in(state, number)?)?;
+        forms.ok_or_else(|| is_no_base(number, "one without filtered pages"))
+    }
+
+    /// Returns the filtered forms of a record, if it has some and can be decoded alone.
+    pub fn forms_of(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+        let Some(form) = pointer.form().filter(|_| pointer.extent_len <= EXTENT_LEN_MAX) else {
+            return Ok(None);
         };
+        let stored = self.read_stored(pointer)?;
+        let (id, len) = (pointer.codec, pointer.extent_len as usize);
+        codec::with_codec(|codec| codec.forms(id, (&stored, form), len))
+            .map(Some)
+            .map_err(|error| Error::decoding("extent", self.location_of(pointer), error))
+    }
+
+    /// Returns a pointer to all of a base in a state, by default the newest.
+    fn whole_base_in(&self, state: Option<&State>, number: u32) -> Result<Pointer> {
         let Stored::Base(pointer) = self.stored_in(state, number)? else {
-            return Err(wrong("a dictionary"));
+            return Err(is_no_base(number, "a dictionary"));
         };
         if !pointer.may_be_base() {
-            return Err(wrong("one that is a difference itself"));
+            return Err(is_no_base(number, "one that is a difference itself"));
         }
-        let whole = Pointer { len: pointer.extent_len, part_offset: 0, ..pointer };
-        self.read_of(state, &whole)
+        Ok(Pointer { len: pointer.extent_len, part_offset: 0, ..pointer })
+    }
+
+    /// Returns the entries of all bases in a state, by their numbers.
+    pub fn bases_in(&self, state: &State) -> Result<BTreeMap<u32, Pointer>> {
+        let tree = &state.trees[TreeId::Dictionaries];
+        let entries = tree.range(&mut &*self, &[], &[0xff; 5], usize::MAX)?;
+        let parsed = entries.iter().map(|(key, value)| parse_dictionary(key, value));
+        parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
     }
 
     /// Returns the entry of a base in the newest state; nothing if the number stands for a
@@ -54,6 +86,16 @@ impl Store {
     }
 }
 
+fn is_no_base(number: u32, what: &str) -> Error {
+    let what = format!("expected number {number} to be what others differ from, found {what}");
+    Error::corrupt("base", place_of(number), what)
+}
+
+/// The start of the checksum of an extent.
+fn checksum_front(pointer: &Pointer) -> Option<u64> {
+    pointer.extent_key().map(|key| key.checksum)
+}
+
 /// Whether two pointers are to the same stored bytes, wherever these lie.
 fn has_same_bytes(one: &Pointer, other: &Pointer) -> bool {
     let bytes = |pointer: &Pointer| {
@@ -65,7 +107,7 @@ fn has_same_bytes(one: &Pointer, other: &Pointer) -> bool {
 }
 
 impl Txn {
-    /// Whether a number stands for the segment that it stood for when this pointer was its entry,
+    /// Whether a number stands for the extent that it stood for when this pointer was its entry,
     /// wherever that lies by now.
     pub fn has_base(&mut self, number: u32, entry: &Pointer) -> Result<bool> {
         let base = self.dictionary_entry(number)?;
@@ -77,36 +119,59 @@ impl Txn {
         Ok(self.dictionary_entry(number)?.is_some_and(|entry| entry.is_base()))
     }
 
-    /// Returns the number and the entry of a base whose entry fits.
-    pub fn find_base(&mut self, fits: impl Fn(&Pointer) -> bool) -> Result<Option<(u32, Pointer)>> {
-        for (key, value) in self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)? {
-            let (number, entry) = parse_dictionary(&key, &value)?;
-            if entry.is_base() && fits(&entry) {
+    /// Returns the number and the entry of a base whose entry fits, and has the stored bytes of a
+    /// pointer.
+    pub fn find_base(
+        &mut self,
+        pointer: &Pointer,
+        fits: impl Fn(&Pointer) -> bool,
+    ) -> Result<Option<(u32, Pointer)>> {
+        let Some(front) = checksum_front(pointer) else { return Ok(None) };
+        if self.core.bases.is_none() {
+            let mut known: HashMap<u64, Vec<u32>> = HashMap::new();
+            for (key, value) in self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)? {
+                let (number, entry) = parse_dictionary(&key, &value)?;
+                if let Some(front) = checksum_front(&entry).filter(|_| entry.is_base()) {
+                    known.entry(front).or_default().push(number);
+                }
+            }
+            self.core.bases = Some(known);
+        }
+        let found = self.core.bases.as_ref().and_then(|known| known.get(&front)).cloned();
+        for number in found.unwrap_or_default() {
+            // It may have been removed since.
+            if let Some(entry) = self.dictionary_entry(number)?
+                && entry.is_base()
+                && fits(&entry)
+            {
                 return Ok(Some((number, entry)));
             }
         }
         Ok(None)
     }
 
-    /// Lets others be stored as differences from a segment, of which `part` is one and whose
-    /// references are counted. Returns its number and its entry.
-    pub fn add_base(&mut self, part: &Pointer) -> Result<(u32, Pointer)> {
-        let entry = Pointer { len: 0, part_offset: 0, span_log2: 0, ..part.clone() };
-        let Some(entry) = self.share(&entry)? else {
-            return Err(Error::Invalid("a segment is referred to too often".into()));
+    /// Lets others be stored as differences from the extent of a pointer: a record, or a segment
+    /// whose references are counted. Returns its number and its entry.
+    pub fn add_base(&mut self, pointer: &Pointer) -> Result<(u32, Pointer)> {
+        let Some(shared) = self.share(pointer)? else {
+            return Err(Error::Invalid("what others differ from is referred to too often".into()));
         };
+        let entry = Pointer { len: 0, part_offset: 0, span_log2: 0, ..shared };
         Ok((self.enter_base(&entry)?, entry))
     }
 
     /// Gives a number to a base whose entry is counted.
     pub fn enter_base(&mut self, entry: &Pointer) -> Result<u32> {
         if !entry.may_be_base() {
-            return Err(Error::internal("what others are to differ from is no segment"));
+            return Err(Error::internal("what others are to differ from cannot be a base"));
         }
         let number = self.new_dictionary_number()?;
         // Whoever decodes with it reads it through the store.
         self.core.out.flush(&self.core.store)?;
         self.add_stored(number, entry, Stored::Base(entry.clone()))?;
+        if let (Some(known), Some(front)) = (&mut self.core.bases, checksum_front(entry)) {
+            known.entry(front).or_default().push(number);
+        }
         Ok(number)
     }
 }

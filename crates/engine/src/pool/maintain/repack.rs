@@ -124,6 +124,7 @@ fn is_done(record: &FileExtent, goal: &Settings, is_database: bool) -> bool {
         && (pointer.level == compression.level() || is_raw);
     let is_so_filtered = match goal.filter {
         FilterChoice::None => !pointer.is_filtered(),
+        _ if pointer.is_difference() => true,
         _ => pointer.is_filtered() || !is_database || compression == Compression::Off,
     };
     (record.is_chunk() || record.span() == u64::from(goal.record_len))

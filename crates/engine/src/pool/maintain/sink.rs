@@ -14,7 +14,7 @@ use crate::units::{FileId, Txg};
 pub const SINK_COMPRESSION: Compression = Compression::Zstd(16);
 
 /// Whether a record can become smaller. A raw record was already tried, and an embedded one has no
-/// need; rewriting either again and again would gain nothing.
+/// need; rewriting either again and again would gain nothing. A difference would become longer.
 fn is_weak(record: &FileExtent) -> bool {
     let pointer = &record.pointer;
     let is_strong = pointer.codec == CodecId::Lzma as u8
@@ -22,6 +22,7 @@ fn is_weak(record: &FileExtent) -> bool {
             && pointer.level >= SINK_COMPRESSION.level();
     matches!(pointer.place, Place::Extent { .. })
         && pointer.codec != CodecId::Raw as u8
+        && !pointer.is_difference()
         && !is_strong
 }
 

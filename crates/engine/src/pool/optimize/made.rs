@@ -11,9 +11,7 @@ use super::goal::{Again, SegmentGoal};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::store::dictionaries::parse_dictionary;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
 /// Segments of which less than this share is in use, in percent, are made anew.
@@ -112,7 +110,11 @@ impl Pool {
     /// Returns how the segments are used that these files have parts of.
     fn uses(&self, files: &[(FileId, u64)]) -> Result<BTreeMap<Sector, Use>> {
         let ashift = self.store().ashift();
-        let bases = self.bases()?;
+        let bases = match self.read(|source| source.store.bases_in(source.state)) {
+            // Without them, they are segments that somebody else has a part of.
+            Err(error) if error.is_corruption() => BTreeMap::new(),
+            bases => bases?,
+        };
         let mut found: BTreeMap<Sector, Use> = BTreeMap::new();
         let mut parts = HashSet::new();
         for (file, _) in files {
@@ -145,24 +147,6 @@ impl Pool {
             }
         }
         Ok(found)
-    }
-
-    /// Returns the entries of all bases, by their numbers.
-    fn bases(&self) -> Result<BTreeMap<u32, Pointer>> {
-        let tree = TreeId::Dictionaries;
-        let entries = match self.read(|source| source.range(tree, &[], &[0xff; 5], usize::MAX)) {
-            // Without them, they are segments that somebody else has a part of.
-            Err(error) if error.is_corruption() => Vec::new(),
-            entries => entries?,
-        };
-        let mut bases = BTreeMap::new();
-        for (key, value) in entries {
-            let (number, pointer) = parse_dictionary(&key, &value)?;
-            if pointer.is_base() {
-                bases.insert(number, pointer);
-            }
-        }
-        Ok(bases)
     }
 
     /// Whether little of a base and all that differs from it is in use.

@@ -105,6 +105,8 @@ pub struct OptimizeReport {
     pub held_len: u64,
     /// Records of databases that share those of other versions now.
     pub versions: u64,
+    /// How many of them are stored as differences.
+    pub version_differences: u64,
     /// Their bytes.
     pub versions_len: u64,
     /// The space that they took before, in bytes.

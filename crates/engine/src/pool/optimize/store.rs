@@ -225,7 +225,7 @@ impl Optimisation {
         };
         let part = &slot.records[0].pointer;
         let is_same = |entry: &Pointer| entry.extent_key() == part.extent_key();
-        if let Some((number, pointer)) = txn.find_base(is_same)? {
+        if let Some((number, pointer)) = txn.find_base(part, is_same)? {
             return Ok(Some(Base { number, pointer }));
         }
         let (number, pointer) = txn.add_base(part)?;

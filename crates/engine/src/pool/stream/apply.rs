@@ -219,7 +219,7 @@ impl Apply {
             check_content(txn.store(), pointer, stored)?;
         }
         // Each incremental stream brings what its differences need.
-        if let Some((here, _)) = txn.find_base(|entry| travelling(entry) == *pointer)? {
+        if let Some((here, _)) = txn.find_base(pointer, |entry| travelling(entry) == *pointer)? {
             let class = Identity::Dictionary;
             return entries::set_identity(txn, self.key, class, there.into(), here.into());
         }
@@ -360,8 +360,8 @@ impl Apply {
         // or what was found to be equal.
         let dictionary = self.number(txn, pointer.dictionary)?;
         let sent = Pointer { span_log2: like.span_log2, dictionary, ..pointer.clone() };
-        // Parts of one segment may differ in what they are of it.
-        let is_part = like.is_part() && sent.is_part();
+        // Parts of one segment may differ in what they are of it, and a base is one without bytes.
+        let is_part = like.is_part() && sent.is_part() || like.is_base() || sent.is_base();
         let (len, part_offset) = if is_part { part(like) } else { part(&sent) };
         let mut is_in_segment = false;
         let is_same = match like.place {
@@ -388,9 +388,9 @@ impl Apply {
         let (len, part_offset) = if is_in_segment { part(like) } else { part(&sent) };
         let copy = Pointer { span_log2: pointer.span_log2, len, part_offset, ..like.clone() };
         if let Some(there) = at.base() {
-            let copy = Pointer { len: pointer.len, part_offset: pointer.part_offset, ..copy };
-            self.check_base(txn, there, &copy)?;
-            let (here, _) = txn.add_base(&copy)?;
+            let entry = Pointer { len: pointer.len, part_offset: pointer.part_offset, ..copy };
+            self.check_base(txn, there, &entry)?;
+            let (here, _) = txn.add_base(like)?;
             let class = Identity::Dictionary;
             return entries::set_identity(txn, self.key, class, there.into(), here.into());
         }

@@ -114,6 +114,8 @@ pub(super) struct Sender<'a> {
     next: u64,
     report: SendReport,
     dictionaries: HashSet<u32>,
+    /// The numbers of the bases, by their places, once they are needed.
+    bases: Option<HashMap<Sector, u32>>,
     may_share: bool,
     sent: Sent,
     /// Whether a file with several names was sent.
@@ -196,6 +198,7 @@ impl<'a> Sender<'a> {
             next: 0,
             report: SendReport::default(),
             dictionaries: HashSet::new(),
+            bases: None,
             // If a snapshot has several pointers to an extent, they stay counted while the snapshot
             // exists.
             may_share: live.state().superblock.incompat & FEATURE_SHARED != 0,
@@ -452,6 +455,10 @@ impl<'a> Sender<'a> {
     ) -> Result<()> {
         let pointer = &extent.pointer;
         self.dictionary(pointer.dictionary)?;
+        if let Some(number) = self.number_of(pointer)? {
+            // Others differ from it: as a base, it is there whatever becomes of the record.
+            self.dictionary(number)?;
+        }
         self.report.extents += 1;
         self.extent(At { tree, file, offset: extent.start }, pointer)
     }
@@ -473,6 +480,19 @@ impl<'a> Sender<'a> {
         self.write(FILE_EXTENT, &payload)
     }
 
+    /// Returns the number of the base that a record is, if it is one and no part of a segment.
+    fn number_of(&mut self, pointer: &Pointer) -> Result<Option<u32>> {
+        let Some(sector) = pointer.sector().filter(|_| self.may_share && !pointer.is_part()) else {
+            return Ok(None);
+        };
+        if self.bases.is_none() {
+            let bases = self.snapshot.read(|source| source.store.bases_in(source.state))?.into_iter();
+            let numbers = bases.filter_map(|(number, base)| Some((base.sector()?, number)));
+            self.bases = Some(numbers.collect());
+        }
+        Ok(self.bases.as_ref().and_then(|bases| bases.get(&sector)).copied())
+    }
+
     /// Returns where in the stream the extent was sent before.
     fn sent_before(&mut self, pointer: &Pointer, at: At) -> Result<Option<At>> {
         let Place::Extent { sector, .. } = pointer.place else { return Ok(None) };
@@ -481,10 +501,10 @@ impl<'a> Sender<'a> {
         }
         let is_counted =
             self.live.read(|source| Ok(source.get(TreeId::Refs, &space_key(sector))?.is_some()))?;
-        let content = match pointer.is_part() {
-            // A segment is sent once, with the first of its parts.
-            true => (sector, u32::MAX, 0),
-            false => (sector, pointer.len, pointer.part_offset),
+        let content = match pointer.is_delta() {
+            true => (sector, pointer.len, pointer.part_offset),
+            // It is sent once, with the first of its parts.
+            false => (sector, u32::MAX, 0),
         };
         Ok(if is_counted { self.sent.note(content, self.next, at) } else { None })
     }

@@ -10,7 +10,7 @@
 use std::fmt::Write;
 
 use crate::store::format::superblock::{
-    FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_GENERATIONS,
+    FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES, FEATURE_GENERATIONS,
     FEATURE_INFLATED, FEATURE_LZMA, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
     FEATURE_PARTS_BY_CONTENT, FEATURE_PASSING, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
     FEATURE_ROOTS, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SHORT_PART_HASHES,
@@ -43,7 +43,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 22] = [
+const KNOWN: [(Set, u64, &str); 23] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -66,6 +66,7 @@ const KNOWN: [(Set, u64, &str); 22] = [
     (Set::Incompat, FEATURE_LZMA, "lzma"),
     (Set::Incompat, FEATURE_DIFFERENCES, "differences"),
     (Set::Incompat, FEATURE_SHORT_PART_HASHES, "short-part-hashes"),
+    (Set::Incompat, FEATURE_FILTERED_DIFFERENCES, "filtered-differences"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -91,14 +91,17 @@ pub enum Filter {
     Inflated = 4,
     /// Code, sound and pictures were turned into what compresses better (see `codec/transformed/`).
     Transformed = 5,
-    /// The codec was given other bytes as the text before these: those of the segment that the
+    /// The codec was given other bytes as the text before these: those of the extent that the
     /// pointer's dictionary stands for (see `store/bases.rs`).
     Difference = 6,
+    /// Pages of a SQLite database were rearranged, and the codec was given those of another record
+    /// as the text before (see `codec/filtered_difference.rs`).
+    FilteredDifference = 7,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        const ALL: [Filter; 7] = [
+        const ALL: [Filter; 8] = [
             Filter::None,
             Filter::Delta,
             Filter::Sqlite,
@@ -106,15 +109,18 @@ impl Filter {
             Filter::Inflated,
             Filter::Transformed,
             Filter::Difference,
+            Filter::FilteredDifference,
         ];
         ALL.into_iter().find(|filter| *filter as u8 == value)
     }
 
-    /// The form of records that the page filter rearranged, if this stands for one.
+    /// The form of records that the page filter rearranged, if this stands for one that can be
+    /// decoded alone.
     pub(crate) fn form(self) -> Option<Form> {
         match self {
             Filter::None | Filter::Delta => None,
-            Filter::Inflated | Filter::Transformed | Filter::Difference => None,
+            Filter::Inflated | Filter::Transformed => None,
+            Filter::Difference | Filter::FilteredDifference => None,
             Filter::Sqlite => Some(Form::Joint),
             Filter::SqliteApart => Some(Form::Apart),
         }
@@ -199,13 +205,13 @@ impl Pointer {
         }
     }
 
-    /// Whether it stands for a whole segment that others are differences from (see
-    /// `store/bases.rs`): a part of it without bytes.
+    /// Whether it stands for an extent that others are differences from (see `store/bases.rs`): a
+    /// part of it without bytes.
     pub fn is_base(&self) -> bool {
         self.is_part() && self.len == 0
     }
 
-    /// Whether it can be the entry of a base: that of a segment which is no difference itself.
+    /// Whether it can be the entry of a base: that of an extent which is no difference itself.
     pub fn may_be_base(&self) -> bool {
         self.is_base() && !self.is_difference() && self.dictionary == 0 && self.span_log2 == 0
     }
@@ -282,12 +288,12 @@ impl Pointer {
         }
     }
 
-    /// Whether the stored bytes went through the page filter.
+    /// Whether the stored bytes went through the page filter, and can be decoded alone.
     pub fn is_filtered(&self) -> bool {
         self.form().is_some()
     }
 
-    /// The form of the stored bytes, if they went through the page filter.
+    /// The form of the stored bytes, if they went through the page filter and can be decoded alone.
     pub(crate) fn form(&self) -> Option<Form> {
         Filter::from_stored(self.filter).and_then(Filter::form)
     }
@@ -299,7 +305,8 @@ impl Pointer {
 
     /// Whether the extent is stored as a difference from another.
     pub fn is_difference(&self) -> bool {
-        self.filter == Filter::Difference as u8
+        let filter = Filter::from_stored(self.filter);
+        matches!(filter, Some(Filter::Difference | Filter::FilteredDifference))
     }
 
     /// Whether the stored bytes are those that it stands for, or the edits if it is a delta.
@@ -371,7 +378,11 @@ impl Pointer {
                 Some(Filter::Inflated | Filter::Transformed) if kind != 1 || dictionary != 0 => {
                     false
                 }
-                Some(Filter::Difference) if kind != 1 || dictionary == 0 => false,
+                Some(Filter::Difference | Filter::FilteredDifference)
+                    if kind != 1 || dictionary == 0 =>
+                {
+                    false
+                }
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24

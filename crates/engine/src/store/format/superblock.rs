@@ -109,6 +109,8 @@ pub const FEATURE_LZMA: u64 = 1 << 19;
 pub const FEATURE_DIFFERENCES: u64 = 1 << 20;
 /// Of the hash of a part of a segment, only the front may be kept.
 pub const FEATURE_SHORT_PART_HASHES: u64 = 1 << 21;
+/// Filtered records may be stored as differences from others.
+pub const FEATURE_FILTERED_DIFFERENCES: u64 = 1 << 22;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -131,7 +133,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_TRANSFORMED
     | FEATURE_LZMA
     | FEATURE_DIFFERENCES
-    | FEATURE_SHORT_PART_HASHES;
+    | FEATURE_SHORT_PART_HASHES
+    | FEATURE_FILTERED_DIFFERENCES;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

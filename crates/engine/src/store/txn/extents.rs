@@ -8,7 +8,7 @@ use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use crate::store::format::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_INFLATED, FEATURE_LZMA,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES, FEATURE_INFLATED, FEATURE_LZMA,
     FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_TRANSFORMED,
 };
 use crate::store::format::trees::TreeId;
@@ -132,6 +132,9 @@ impl TxnCore {
         }
         if encoding.filter == Filter::Difference {
             self.incompat |= FEATURE_DIFFERENCES;
+        }
+        if encoding.filter == Filter::FilteredDifference {
+            self.incompat |= FEATURE_DIFFERENCES | FEATURE_FILTERED_DIFFERENCES;
         }
         if encoding.codec == CodecId::Lzma {
             self.incompat |= FEATURE_LZMA;

@@ -15,7 +15,7 @@ pub(in crate::store) mod provision;
 pub mod roots;
 pub(super) mod write_buffer;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -113,6 +113,8 @@ pub(super) struct TxnCore {
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added, with their extents.
     pub(super) new_dictionaries: Vec<(u32, ExtentKey)>,
+    /// The numbers of bases by the starts of their checksums, once one was looked for.
+    pub(in crate::store) bases: Option<HashMap<u64, Vec<u32>>>,
     /// If the transaction restores an older state: runs that are free in that state but may be part
     /// of the newest durable one, and so must not be overwritten.
     pub(super) set_aside: Option<Vec<Run>>,
@@ -151,6 +153,7 @@ impl Txn {
             is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
+            bases: None,
             set_aside: None,
             restored_durable: None,
             anchoring: Anchoring::IfRoom,

@@ -1,60 +1,116 @@
 //! Decides which records of one place stay, and what the others become.
 
+use std::cell::OnceCell;
 use std::cmp::Reverse;
-use std::ops::Range;
 
+use super::differences::{Difference, differing};
+use super::patches::{PATCH_COMPRESSION, Patch, patched};
 use super::slots::{Slot, Version};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{UNIT_LEN, delta, read_range};
-use crate::pool::write::encode::{EncodedJob, encode};
-use crate::pool::write::jobs::{Job, WriteTarget};
-use crate::pool::write::{PATCH_ENTRY_LEN, PATCHED_PART_MIN};
-use crate::store::format::pointer::{DELTA_LEN_MAX, EMBEDDED_LEN_MAX};
+use crate::pool::extents::{UNIT_LEN, read_range};
+use crate::pool::namespace::props::Dedup;
+use crate::pool::write::jobs::WriteTarget;
+use crate::store::format::refs::ContentHash;
 use crate::units::{Ashift, FileId};
 
-/// Patches are decoded with every page that they change, whatever segments are compressed with.
-const PATCH_COMPRESSION: Compression = Compression::Zstd(19);
 /// How many bytes of records others are compared with, at most, unless one is longer.
 const BASES_LEN_MAX: usize = 8 << 20;
 /// With how many of them each is compared byte by byte.
 const TRIAL_COUNT: usize = 2;
-/// Patches may take one part in this many of what they are folded at, so that there is room for
-/// changes.
-const ROOM_PART: u64 = 8;
 
 /// A record that others may differ from.
-struct Base<'v> {
-    slot: &'v Slot,
-    bytes: Vec<u8>,
+pub(super) struct Base<'v> {
+    pub slot: &'v Slot,
+    pub bytes: Vec<u8>,
+    /// How many stored bytes the record has.
+    pub stored_share: u64,
+    /// Whether it is one only after an exchange.
+    pub is_made: bool,
+    /// Whether it is or becomes a difference itself.
+    is_difference: bool,
     units: Vec<u64>,
+    /// Its filtered forms, if it has some, once they are needed.
+    forms: OnceCell<Option<Vec<u8>>>,
+}
+
+impl<'v> Base<'v> {
+    fn new(slot: &'v Slot, bytes: Vec<u8>) -> Base<'v> {
+        Base {
+            slot,
+            units: units_of(&bytes),
+            bytes,
+            stored_share: slot.record.pointer.stored_share(),
+            is_made: false,
+            is_difference: slot.record.pointer.is_difference(),
+            forms: OnceCell::new(),
+        }
+    }
+
+    /// The base that a version becomes as a difference.
+    fn made(slot: &'v Slot, bytes: Vec<u8>, stored_len: usize) -> Base<'v> {
+        let stored_share = stored_len as u64;
+        Base { stored_share, is_made: true, is_difference: true, ..Base::new(slot, bytes) }
+    }
+
+    /// Returns the filtered forms of the record, if it has some.
+    pub fn forms(&self, pool: &Pool) -> Result<Option<&[u8]>> {
+        if self.forms.get().is_none() {
+            let pointer = &self.slot.record.pointer;
+            let forms = pool.read(|source| match self.slot.has_same_record(source)? {
+                true => source.store.forms_of(pointer),
+                // Nothing comes of it.
+                false => Ok(None),
+            })?;
+            // Another thread has no part in this.
+            let _ = self.forms.set(forms);
+        }
+        Ok(self.forms.get().and_then(Option::as_deref))
+    }
+
+    /// Whether others can be stored as differences from it.
+    fn may_be_differed_from(&self) -> bool {
+        let pointer = &self.slot.record.pointer;
+        !self.is_difference && pointer.dictionary == 0
+    }
+
+    /// How many units it has in common with others.
+    fn common(&self, units: &[u64]) -> usize {
+        units.iter().zip(&self.units).filter(|(one, other)| one == other).count()
+    }
 }
 
 /// What replaces a version.
 pub(super) struct Exchange {
-    /// The slot whose record it will share.
+    /// The slot whose record it needs.
     pub base: Slot,
+    /// Whether that is the record that an exchange before this one makes there.
+    pub is_base_made: bool,
     pub slots: Vec<Slot>,
-    pub patches: Vec<Patch>,
+    pub becomes: Becomes,
     /// The space that it takes before and after, in bytes.
     pub allocated: u64,
     pub cost: u64,
 }
 
-/// A patch to store.
-pub(super) struct Patch {
-    /// Without the bytes that the patch stands for, only with its edits.
-    pub job: Job,
-    pub encoded: EncodedJob,
-    /// How many bytes it stands for.
-    pub len: u32,
+/// What a version becomes.
+pub(super) enum Becomes {
+    /// The record of the base, with patches over it.
+    Patched(Vec<Patch>),
+    /// A difference from that, which can be found by its content if that has a hash here.
+    Difference(Difference, Option<ContentHash>),
 }
 
-impl Patch {
-    pub fn sectors(&self, ashift: Ashift) -> u64 {
-        self.encoded.sectors(&self.job, ashift.sector_len())
+impl Exchange {
+    /// Returns how many sectors each of its new extents takes.
+    pub fn sectors(&self, ashift: Ashift) -> Vec<u64> {
+        let sectors: Vec<u64> = match &self.becomes {
+            Becomes::Patched(patches) => patches.iter().map(|it| it.sectors(ashift)).collect(),
+            Becomes::Difference(difference, _) => vec![difference.sectors(ashift)],
+        };
+        sectors.into_iter().filter(|sectors| *sectors > 0).collect()
     }
 }
 
@@ -68,8 +124,12 @@ pub(super) struct Matched {
     pub damaged: Vec<(FileId, u64, u64, String)>,
 }
 
-/// Finds what the versions at one place become.
-pub(super) fn matched(pool: &Pool, versions: &[Version]) -> Result<Matched> {
+/// Finds what the versions at one place become. Differences are compressed like segments.
+pub(super) fn matched(
+    pool: &Pool,
+    compression: Compression,
+    versions: &[Version],
+) -> Result<Matched> {
     let mut found = Matched::default();
     if !versions.iter().any(|version| version.may_go) || versions.len() < 2 {
         return Ok(found);
@@ -97,15 +157,21 @@ pub(super) fn matched(pool: &Pool, versions: &[Version]) -> Result<Matched> {
             Ok(bytes)
         });
         let Some(bytes) = found.readable(slot, read)? else { continue };
-        match exchange(pool, &bases, version, &bytes)? {
-            Some(exchange) => found.exchanges.push(exchange),
-            None => {
-                while bases.len() > staying_count && !has_room(&bases, slot.len, BASES_LEN_MAX) {
-                    // The next version resembles the last one most.
-                    bases.remove(staying_count);
-                }
-                bases.extend(found.readable(slot, base_of(pool, version))?.flatten());
+        let exchange = exchange(pool, compression, &bases, version, &bytes)?;
+        let new = match &exchange {
+            Some(Exchange { becomes: Becomes::Patched(_), .. }) => None,
+            Some(Exchange { becomes: Becomes::Difference(difference, _), .. }) => {
+                Some(Base::made(slot, bytes, difference.stored.len()))
             }
+            None => found.readable(slot, base_of(pool, version))?.flatten(),
+        };
+        found.exchanges.extend(exchange);
+        if let Some(new) = new {
+            while bases.len() > staying_count && !has_room(&bases, slot.len, BASES_LEN_MAX) {
+                // The next version resembles the last one most.
+                bases.remove(staying_count);
+            }
+            bases.push(new);
         }
     }
     Ok(found)
@@ -138,10 +204,7 @@ fn base_of<'v>(pool: &Pool, version: &'v Version) -> Result<Option<Base<'v>>> {
         true => Ok(Some(source.read(&slot.record.pointer)?.as_slice().to_vec())),
         false => Ok(None),
     })?;
-    Ok(bytes.map(|bytes| {
-        let units = units_of(&bytes);
-        Base { slot, bytes, units }
-    }))
+    Ok(bytes.map(|bytes| Base::new(slot, bytes)))
 }
 
 /// Returns a hash of each unit of some bytes.
@@ -160,26 +223,15 @@ fn is_held(pool: &Pool, version: &Version) -> Result<bool> {
     Ok(false)
 }
 
-/// Finds the base that a version differs from least. Returns nothing if the version should stay.
+/// Finds what a version becomes: whatever takes least. Returns nothing if it should stay.
 fn exchange(
     pool: &Pool,
+    compression: Compression,
     bases: &[Base<'_>],
     version: &Version,
     bytes: &[u8],
 ) -> Result<Option<Exchange>> {
     let slot = &version.slots[0];
-    let units = units_of(bytes);
-    let may_serve = |base: &&Base<'_>| {
-        // A record that reaches past the end of its file would be damage.
-        base.bytes.len() <= bytes.len() && base.slot.checksum() >= slot.checksum()
-    };
-    let common = |base: &Base<'_>| units.iter().zip(&base.units).filter(|(a, b)| a == b).count();
-    let mut candidates: Vec<(usize, &Base<'_>)> =
-        bases.iter().filter(may_serve).map(|base| (common(base), base)).collect();
-    candidates.sort_by_key(|(common, _)| Reverse(*common));
-    candidates.truncate(TRIAL_COUNT);
-    let deltas = candidates.into_iter().map(|(_, base)| (edits_len(&base.bytes, bytes), base));
-    let Some((_, base)) = deltas.min_by_key(|(len, _)| *len) else { return Ok(None) };
     let settings = match pool.settings(slot.file) {
         Err(Error::NotFound { .. }) => return Ok(None),
         settings => settings?,
@@ -189,76 +241,46 @@ fn exchange(
         ..WriteTarget::new(slot.file, settings, pool.options())
     };
     let ashift = pool.store().ashift();
-    let patches = patches(&target, ashift, &base.bytes, bytes, slot.record.start)?;
-    let copies = version.slots.len() as u64;
-    let cost = cost(&patches, ashift) + (copies - 1) * PATCH_ENTRY_LEN * patches.len() as u64;
     let allocated = slot.allocated(ashift);
-    let limit = allocated.min(base.slot.record.pointer.stored_share());
-    let pays = cost * PATCHED_PART_MIN < limit - limit / ROOM_PART;
-    Ok(pays.then(|| Exchange {
+    let units = units_of(bytes);
+    let mut candidates: Vec<(usize, &Base<'_>)> = bases
+        .iter()
+        .filter(|base| base.slot.checksum() >= slot.checksum())
+        .map(|base| (base.common(&units), base))
+        .collect();
+    candidates.sort_by_key(|(common, _)| Reverse(*common));
+    let candidates = candidates.into_iter().map(|(_, base)| base);
+    let nearest = candidates.clone().take(TRIAL_COUNT);
+    let patched = patched(&target, ashift, nearest, version, bytes)?;
+    let is_compressed = settings.compression != Compression::Off;
+    let whole: Vec<_> = candidates
+        .filter(|base| is_compressed && base.may_be_differed_from())
+        .take(TRIAL_COUNT)
+        .collect();
+    let piece = (slot.record.start, bytes);
+    let differing = match &patched {
+        // No difference takes less than this.
+        Some((_, _, cost)) if *cost <= u64::from(ashift.sector_len() as u32) => None,
+        _ => differing(pool, compression, &whole, piece, allocated)?,
+    };
+    let len = |difference: &Difference| difference.sectors(ashift) << ashift;
+    let exchange = |base: &Base<'_>, becomes, cost| Exchange {
         base: base.slot.clone(),
+        is_base_made: base.is_made,
         slots: version.slots.clone(),
-        patches,
+        becomes,
         allocated,
         cost,
-    }))
-}
-
-fn edits_len(base: &[u8], bytes: &[u8]) -> usize {
-    let mut edits = Vec::new();
-    delta::encode(base, bytes, usize::MAX, &mut edits);
-    edits.len()
-}
-
-fn cost(patches: &[Patch], ashift: Ashift) -> u64 {
-    let stored = |patch: &Patch| match patch.sectors(ashift) {
-        0 => patch.encoded.stored(&patch.job).len() as u64,
-        sectors => sectors << ashift,
     };
-    patches.iter().map(|patch| PATCH_ENTRY_LEN + stored(patch)).sum()
-}
-
-/// Returns the patches that turn the record of a base into `new`, which begins at `start` of its
-/// file: for each block either one for each unit, all in their pointers, or one for all.
-fn patches(
-    target: &WriteTarget,
-    ashift: Ashift,
-    base: &[u8],
-    new: &[u8],
-    start: u64,
-) -> Result<Vec<Patch>> {
-    let (block_len, unit_len) = (DELTA_LEN_MAX as usize, UNIT_LEN as usize);
-    let edits = |range: &Range<usize>| {
-        let (end, mut edits) = (range.end.min(base.len()), Vec::new());
-        let below = &base[range.start.min(end)..end];
-        delta::encode(below, &new[range.clone()], usize::MAX, &mut edits);
-        edits
-    };
-    let patch = |range: Range<usize>, edits: Vec<u8>| {
-        let mut job =
-            Job::patch(start + range.start as u64, new[range.clone()].to_vec(), Some(edits));
-        let encoded = encode(target, ashift.sector_len(), &job)?;
-        // The edits say it all.
-        job.bytes = Vec::new();
-        Ok(Patch { job, encoded, len: range.len() as u32 })
-    };
-    let mut all = Vec::new();
-    for from in (0..new.len()).step_by(block_len) {
-        let to = new.len().min(from + block_len);
-        let units = (from..to).step_by(unit_len).map(|at| at..to.min(at + unit_len));
-        let each = units.map(|range| (edits(&range), range));
-        let each: Vec<_> = each.filter(|(edits, _)| !edits.is_empty()).collect();
-        let (Some((_, first)), Some((_, last))) = (each.first(), each.last()) else { continue };
-        let whole = first.start..last.end;
-        let whole = vec![patch(whole.clone(), edits(&whole))?];
-        if each.iter().any(|(edits, _)| edits.len() > EMBEDDED_LEN_MAX) {
-            all.extend(whole);
-            continue;
+    Ok(match (patched, differing) {
+        (patched, Some((base, difference)))
+            if patched.as_ref().is_none_or(|(_, _, cost)| len(&difference) < *cost) =>
+        {
+            let cost = len(&difference);
+            let hash = (settings.dedup != Dedup::Off).then(|| settings.dedup_hash.of(bytes));
+            Some(exchange(base, Becomes::Difference(difference, hash), cost))
         }
-        let each = each.into_iter().map(|(edits, range)| patch(range, edits));
-        let each = each.collect::<Result<Vec<_>>>()?;
-        let is_less = cost(&each, ashift) <= cost(&whole, ashift);
-        all.extend(if is_less { each } else { whole });
-    }
-    Ok(all)
+        (Some((base, patches, cost)), _) => Some(exchange(base, Becomes::Patched(patches), cost)),
+        (None, _) => None,
+    })
 }

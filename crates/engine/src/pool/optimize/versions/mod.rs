@@ -4,13 +4,15 @@
 //! Most pages of a database stay where they are from one day to the next. Records that stay equal
 //! are shared when they are stored, if the pool deduplicates. A record of which a few rows changed
 //! becomes a pointer to that of another version, with patches over it: as if somebody had copied
-//! that version within the pool and changed the rows. So there is no form that readers, writers,
-//! snapshots or streams would have to know.
+//! that version within the pool and changed the rows. If more has changed, it becomes a difference
+//! from that of another version, which is compressed after it (`store/bases.rs`); patches can lie
+//! over the record of a difference as well. So whoever reads a page decodes two records at most.
 //!
 //! ```text
 //! families   which databases begin alike
 //! gather     the slots of a family at the same place of its files (`slots.rs`)
-//! match      some records stay; each of the others gets patches over one of them (`matching.rs`)
+//! match      some records stay; each of the others gets patches over one of them (`patches.rs`),
+//!            or becomes a difference from one (`differences.rs`), whatever is less (`matching.rs`)
 //! exchange   in a transaction, replace those that nobody has changed meanwhile
 //! ```
 //!
@@ -19,25 +21,31 @@
 //! changed since; then the next one stays whole, and others differ from that.
 
 pub(super) mod families;
+mod differences;
 mod matching;
+mod patches;
 mod slots;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use self::families::{Front, Versions, families_of};
-use self::matching::{Exchange, Patch, matched};
-use self::slots::{slots_in, versions_of};
+use self::differences::Difference;
+use self::matching::{Becomes, Exchange, matched};
+use self::patches::Patch;
+use self::slots::{Slot, slots_in, versions_of};
 use super::sketch::Sketch;
 use super::{LOOK_COUNT, Optimisation, STEP_WAIT};
 use crate::error::{Error, Result};
 use crate::pool::extents::change::{add_file_extent, remove_file_extents, share};
-use crate::pool::extents::{next_record_start, read_range, record_at};
+use crate::pool::extents::{FileExtent, next_record_start, read_range, record_at};
 use crate::pool::namespace::entries;
 use crate::pool::write::jobs::{WriteTarget, store_encoded};
 use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::Pointer;
+use crate::store::format::refs::ContentHash;
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Patience, Txn};
+use crate::store::{Durability, Encoding, Patience, Txn};
 use crate::units::FileId;
 
 /// How much of each file a step looks at, unless a record is longer.
@@ -144,20 +152,21 @@ impl Optimisation {
         let workers = Workers::beside_others(pool.store(), pool.options().threads());
         let all = workers
             .at_most(places.len())
-            .run(places.len(), |index| matched(pool, &places[index]))?;
+            .run(places.len(), |index| matched(pool, self.goal.compression, &places[index]))?;
         let (mut exchanges, mut held_len, mut damaged) = (Vec::new(), 0, Vec::new());
         for found in all {
             exchanges.extend(found.exchanges);
             held_len += found.held_len;
             damaged.extend(found.damaged);
         }
+        let mut made = HashMap::new();
         while !exchanges.is_empty() {
             let (mut count, mut slots) = (0, 0);
             while slots < EXCHANGED_MAX && count < exchanges.len() {
                 slots += exchanges[count].slots.len();
                 count += 1;
             }
-            self.exchange_versions(&exchanges[..count])?;
+            self.exchange_versions(&exchanges[..count], &mut made)?;
             exchanges.drain(..count);
         }
         // Not before: a step that found the pool busy is repeated.
@@ -166,8 +175,8 @@ impl Optimisation {
         Ok(())
     }
 
-    /// Replaces records in one transaction.
-    fn exchange_versions(&mut self, exchanges: &[Exchange]) -> Result<()> {
+    /// Replaces records in one transaction, and adds the differences that it makes of them.
+    fn exchange_versions(&mut self, exchanges: &[Exchange], made: &mut Made) -> Result<()> {
         let store = self.pool.store();
         // What was freed before can then be used.
         store.make_durable()?;
@@ -175,24 +184,40 @@ impl Optimisation {
         txn.note_bulk();
         let mut is_any = false;
         for exchange in exchanges {
-            is_any |= self.exchange_version(&mut txn, exchange)?;
+            is_any |= self.exchange_version(&mut txn, exchange, made)?;
         }
         // Without an exchange, nothing is committed.
         if is_any { txn.commit(Durability::Visible).map(drop) } else { Ok(()) }
     }
 
     /// Replaces the record of a version, unless anything has changed since it was matched.
-    fn exchange_version(&mut self, txn: &mut Txn, exchange: &Exchange) -> Result<bool> {
-        let Exchange { base, slots, patches, .. } = exchange;
+    fn exchange_version(
+        &mut self,
+        txn: &mut Txn,
+        exchange: &Exchange,
+        made: &mut Made,
+    ) -> Result<bool> {
+        let Exchange { slots, .. } = exchange;
         let count = slots.len() as u64;
-        let mut is_same = base.has_same_record(txn)?;
-        for slot in slots {
-            is_same = is_same && slot.is_there(txn)?;
+        let base = match exchange.is_base_made {
+            true => made.get(&place_of(&exchange.base)),
+            false => Some(&exchange.base),
+        };
+        let mut base = base.cloned();
+        if let Some(slot) = &base
+            && !slot.has_same_record(txn)?
+        {
+            base = None;
         }
-        if !is_same {
+        for slot in slots {
+            if !slot.is_there(txn)? {
+                base = None;
+            }
+        }
+        let Some(base) = base else {
             self.report.overtaken += count;
             return Ok(false);
-        }
+        };
         for slot in slots {
             if slot.is_held(txn)? {
                 // A snapshot was taken in the meantime.
@@ -201,14 +226,35 @@ impl Optimisation {
             }
         }
         let ashift = txn.store().ashift();
-        let sectors = patches.iter().map(|patch| patch.sectors(ashift));
-        txn.provision(sectors.filter(|sectors| *sectors > 0))?;
+        txn.provision(exchange.sectors(ashift).into_iter())?;
+        match &exchange.becomes {
+            Becomes::Patched(patches) => self.put_patched(txn, &base, slots, patches)?,
+            Becomes::Difference(difference, hash) => {
+                let record = self.put_difference(txn, &base, slots, difference, *hash)?;
+                let slot = Slot { record, patches: Vec::new(), ..slots[0].clone() };
+                made.insert(place_of(&slot), slot);
+                self.report.version_differences += count;
+            }
+        }
+        self.report.versions += count;
+        self.report.versions_len += slots.iter().map(|slot| slot.len as u64).sum::<u64>();
+        self.report.versions_before += exchange.allocated;
+        self.report.versions_after += exchange.cost;
+        Ok(true)
+    }
+
+    /// Gives slots the record of a base, with patches over it.
+    fn put_patched(
+        &self,
+        txn: &mut Txn,
+        base: &Slot,
+        slots: &[Slot],
+        patches: &[Patch],
+    ) -> Result<()> {
         let mut stored: Vec<(u64, Pointer)> = Vec::new();
         for (index, slot) in slots.iter().enumerate() {
+            clear(txn, slot)?;
             let (file, start) = (slot.file, slot.record.start);
-            for tree in [TreeId::Patches, TreeId::Map] {
-                remove_file_extents(txn, tree, file, start, slot.record.slot_end())?;
-            }
             let record = share(txn, &base.record.pointer)?;
             add_file_extent(txn, TreeId::Map, file, start, &record)?;
             if index == 0 {
@@ -227,10 +273,53 @@ impl Optimisation {
                 add_file_extent(txn, TreeId::Patches, file, *start, &patch)?;
             }
         }
-        self.report.versions += count;
-        self.report.versions_len += slots.iter().map(|slot| slot.len as u64).sum::<u64>();
-        self.report.versions_before += exchange.allocated;
-        self.report.versions_after += exchange.cost;
-        Ok(true)
+        Ok(())
     }
+
+    /// Gives slots a record that is a difference from that of a base, and returns that of the
+    /// first.
+    fn put_difference(
+        &self,
+        txn: &mut Txn,
+        base: &Slot,
+        slots: &[Slot],
+        Difference { stored, encoding }: &Difference,
+        hash: Option<ContentHash>,
+    ) -> Result<FileExtent> {
+        let pointer = &base.record.pointer;
+        let is_same = |entry: &Pointer| entry.sector() == pointer.sector();
+        let (number, _) = match txn.find_base(pointer, is_same)? {
+            Some(known) => known,
+            None => txn.add_base(pointer)?,
+        };
+        let encoding = Encoding { dictionary: number, ..*encoding };
+        let checksum = self.pool.settings(slots[0].file)?.checksum;
+        let len = slots[0].len as u32;
+        let pointer = txn.store_extent(stored, encoding, len, checksum)?;
+        let pointer = Pointer { span_log2: slots[0].record.pointer.span_log2, ..pointer };
+        if let Some(hash) = hash {
+            txn.add_content(&pointer, hash)?;
+        }
+        for (index, slot) in slots.iter().enumerate() {
+            clear(txn, slot)?;
+            let record = if index == 0 { pointer.clone() } else { share(txn, &pointer)? };
+            add_file_extent(txn, TreeId::Map, slot.file, slot.record.start, &record)?;
+        }
+        Ok(FileExtent { start: slots[0].record.start, pointer })
+    }
+}
+
+/// The records that exchanges have made, by their places.
+type Made = HashMap<(FileId, u64), Slot>;
+
+fn place_of(slot: &Slot) -> (FileId, u64) {
+    (slot.file, slot.record.start)
+}
+
+/// Removes what is in a slot.
+fn clear(txn: &mut Txn, slot: &Slot) -> Result<()> {
+    for tree in [TreeId::Patches, TreeId::Map] {
+        remove_file_extents(txn, tree, slot.file, slot.record.start, slot.record.slot_end())?;
+    }
+    Ok(())
 }
