@@ -35,9 +35,10 @@ OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
     parts-by-content chunks passing-superblocks inflated transformed lzma differences
-    short-part-hashes""".split()
+    short-part-hashes filtered-differences""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
-DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED, DIFFERENCE = 1, 2, 3, 4, 5, 6
+DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED, DIFFERENCE, FILTERED_DIFFERENCE = range(1, 8)
+DIFFERENCES = DIFFERENCE, FILTERED_DIFFERENCE
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
 SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
@@ -152,6 +153,14 @@ def lzma2_after(base, data, length):
     parts = [base[at : at + 65536] for at in range(0, len(base), 65536)]
     chunks = [bytes([2 if at else 1]) + (len(part) - 1).to_bytes(2, "big") + part for at, part in enumerate(parts)]
     return lzma2(b"".join([*chunks, data]), len(base) + length, b"")[len(base) :]
+
+
+def behind_form(data, record_len):
+    """Splits off the length of the filtered form of a record."""
+    need(len(data) >= 4, "a filtered record is too short")
+    length = int.from_bytes(data[-4:], "little")
+    need(length <= 2 * record_len + 4096, "a filtered form is too long")
+    return data[:-4], length
 
 
 def decompress_after(codec, base, data, length):
@@ -277,10 +286,11 @@ class Pointer:
          self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
-        need(self.filter in range(7), "a filter is unknown")
+        need(self.filter in range(8), "a filter is unknown")
         extent_only = self.kind == EXTENT and self.dictionary == 0
         need(self.filter not in (INFLATED, TRANSFORMED) or extent_only, "the filter of a record is impossible")
-        need(self.filter != DIFFERENCE or self.kind == EXTENT and self.dictionary, "a difference has no base")
+        has_base = self.kind == EXTENT and self.dictionary != 0
+        need(self.filter not in DIFFERENCES or has_base, "a difference has no base")
         need(self.gain == 0 or self.filter in (PAGE_FILTER, PAGES_APART), "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
@@ -298,8 +308,9 @@ class Pointer:
             need(self.part_offset + self.len <= self.extent_len, "a pointer reaches beyond its extent")
 
     def is_base(self):
-        """Whether this entry of the dictionaries stands for a segment that others differ from."""
-        return self.kind == EXTENT and self.len == 0 < self.extent_len and self.filter not in (DELTA, DIFFERENCE)
+        """Whether this entry of the dictionaries stands for an extent that others differ from."""
+        is_impossible = self.filter == DELTA or self.filter in DIFFERENCES
+        return self.kind == EXTENT and self.len == 0 < self.extent_len and not is_impossible
 
     def span(self):
         """Returns how many bytes of its file a record covers: a chunk just its own."""
@@ -386,9 +397,14 @@ class State:
             value = self.tree(DICTIONARIES).get(struct.pack(">I", pointer.dictionary))
             need(value is not None, f"there is no dictionary {pointer.dictionary}")
             found = Pointer(value)
-            if pointer.filter == DIFFERENCE:
+            if pointer.filter in DIFFERENCES:
                 need(found.is_base() and found.dictionary == 0, "a base is impossible")
+            if pointer.filter == DIFFERENCE:
                 return decompress_after(pointer.codec, self.extent(found), data, pointer.extent_len)
+            if pointer.filter == FILTERED_DIFFERENCE:
+                data, length = behind_form(data, pointer.extent_len)
+                form = decompress_after(pointer.codec, self.forms(found), data, length)
+                return page_filter.decode(form, pointer.extent_len)
             need(found.dictionary == 0 and 0 < found.len and found.extent_len <= 262144, "a dictionary is impossible")
             dictionary = self.content(found)
         if pointer.filter == INFLATED:
@@ -403,14 +419,21 @@ class State:
             return self.joined(pointer, data, dictionary)
         if pointer.filter != PAGE_FILTER:
             return decompress(pointer.codec, data, pointer.extent_len, dictionary)
-        need(len(data) >= 4, "a filtered record is too short")
-        length = int.from_bytes(data[-4:], "little")
-        need(length <= 2 * pointer.extent_len + 4096, "a filtered form is too long")
-        form = decompress(pointer.codec, data[:-4], length, dictionary)
-        return page_filter.decode(form, pointer.extent_len)
+        data, length = behind_form(data, pointer.extent_len)
+        return page_filter.decode(decompress(pointer.codec, data, length, dictionary), pointer.extent_len)
 
-    def joined(self, pointer, data, dictionary):
-        """Returns a record that has pages apart."""
+    def forms(self, pointer):
+        """Returns what filtered records are differences from, of a base."""
+        need(pointer.filter in (PAGE_FILTER, PAGES_APART), "a base has no filtered form")
+        data = self.pool.stored(pointer)
+        if pointer.filter == PAGE_FILTER:
+            data, length = behind_form(data, pointer.extent_len)
+            return decompress(pointer.codec, data, length)
+        _, _, rest, apart = self.forms_apart(pointer, data, b"")
+        return apart + rest
+
+    def forms_apart(self, pointer, data, dictionary):
+        """Returns the length of a page, the numbers of the pages apart, and the forms of the rest and of these pages."""
         need(len(data) >= 13, "a record with pages apart is too short")
         page_log2, apart_len, apart_form_len, rest_form_len = struct.unpack("<BIII", data[-13:])
         need(9 <= page_log2 <= 16, "the length of a page is impossible")
@@ -424,10 +447,14 @@ class State:
         pages = [page for page in range(page_count) if bits >> page & 1]
         need(rest_form_len <= 2 * pointer.extent_len + 4096, "a filtered form is too long")
         need(apart_form_len <= 2 * len(pages) * page_len + 4096, "a filtered form is too long")
-        form = decompress(pointer.codec, data[:rest_len], rest_form_len, dictionary)
-        record = bytearray(page_filter.decode(form, pointer.extent_len))
-        form = decompress(pointer.codec, data[rest_len:bitmap_at], apart_form_len, dictionary)
-        apart = page_filter.decode(form, len(pages) * page_len)
+        rest = decompress(pointer.codec, data[:rest_len], rest_form_len, dictionary)
+        return page_len, pages, rest, decompress(pointer.codec, data[rest_len:bitmap_at], apart_form_len, dictionary)
+
+    def joined(self, pointer, data, dictionary):
+        """Returns a record that has pages apart."""
+        page_len, pages, rest, apart = self.forms_apart(pointer, data, dictionary)
+        record = bytearray(page_filter.decode(rest, pointer.extent_len))
+        apart = page_filter.decode(apart, len(pages) * page_len)
         for index, page in enumerate(pages):
             record[page * page_len : (page + 1) * page_len] = apart[index * page_len : (index + 1) * page_len]
         return bytes(record)

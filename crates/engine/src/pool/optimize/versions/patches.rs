@@ -56,7 +56,7 @@ where
     let patches = patches(target, ashift, &base.bytes, bytes, slot.record.start)?;
     let copies = version.slots.len() as u64;
     let cost = cost(&patches, ashift) + (copies - 1) * PATCH_ENTRY_LEN * patches.len() as u64;
-    let limit = slot.allocated(ashift).min(base.stored_share);
+    let limit = slot.allocated(ashift).min(base.stored_share.max(UNIT_LEN));
     let pays = cost * PATCHED_PART_MIN < limit - limit / ROOM_PART;
     Ok(pays.then_some((base, patches, cost)))
 }
