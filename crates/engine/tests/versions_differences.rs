@@ -9,14 +9,16 @@ use std::sync::Arc;
 
 use common::databases::{counting_database, database, worn_database};
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, below_copy, compact, each_crash,
-    empty_pool, file_at, golden_pool, optimize, pointers, pointers_at, pool_of, put,
-    put_equal, recorded, reopened, sent, stream_of, used,
+    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, below_copy, compact,
+    each_crash, empty_pool, file_at, golden_pool, optimize, pointers, pointers_at, pool_of, put,
+    recorded, reopened, sent, stream_of, used,
 };
 use common::{Rng, problems};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::MemoryDevice;
-use hardpack_engine::pool::{Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, StepLimits};
+use hardpack_engine::pool::{
+    Fold, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, StepLimits,
+};
 use hardpack_engine::store::pointer::{Filter, Pointer};
 use hardpack_engine::store::superblock::{FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES};
 use hardpack_engine::store::trees::TreeId;
@@ -59,6 +61,14 @@ fn count(pool: &Pool) -> usize {
     plain + filtered
 }
 
+/// Some may have patches over them that make others.
+fn assert_is_counted(pool: &Pool, report: &OptimizeReport) {
+    assert!(
+        (report.version_differences..=report.versions).contains(&(count(pool) as u64)),
+        "{report:?}"
+    );
+}
+
 fn has_bases(pool: &Pool) -> bool {
     pool.state().superblock.roots[TreeId::Dictionaries].is_some()
 }
@@ -69,7 +79,7 @@ fn differing(properties: &[(Property, &str)]) -> (Files, Arc<MemoryDevice>, Pool
     let (device, pool) = pool_of(&files, properties);
     let report = optimize(&pool, GOAL);
     assert!(report.version_differences > 8, "{report:?}");
-    assert_eq!(count(&pool) as u64, report.version_differences);
+    assert_is_counted(&pool, &report);
     (files, device, pool)
 }
 
@@ -85,7 +95,7 @@ fn versions_become_differences_where_patches_would_take_more() {
         let before = used(&pool);
         let report = optimize(&pool, SegmentGoal { compression, ..GOAL });
         let (plain, filtered) = counts(&pool);
-        assert_eq!((plain + filtered) as u64, report.version_differences);
+        assert_is_counted(&pool, &report);
         assert!(report.version_differences > 8, "{report:?}");
         // Page 1 is none in these databases.
         let expected = if properties == PLAIN { filtered == 0 } else { filtered > 2 * plain };
@@ -122,15 +132,20 @@ fn patches_lie_over_differences() {
     let report = optimize(&pool, GOAL);
     assert_eq!(report.overtaken, 0);
     let extents = |path: &[u8]| -> HashSet<_> {
-        pointers_at(&pool, path).iter().filter(|it| it.is_difference()).map(Pointer::extent_key).collect()
+        pointers_at(&pool, path)
+            .iter()
+            .filter(|it| it.is_difference())
+            .map(Pointer::extent_key)
+            .collect()
     };
     let shared = extents(b"almost").intersection(&extents(b"day2")).count();
     assert!(shared > 2, "{shared} {report:?}");
     assert_holds(&pool, &files);
-    // An equal one that is put again is found.
-    let before = used(&pool);
-    put_equal(&pool, &mut files, 3);
-    assert!(used(&pool) < before + 20_000);
+    // Differences of one that is put again are found; what patches make is not.
+    put(&pool, b"again", &files[3].1);
+    files.push((b"again".to_vec(), files[3].1.clone()));
+    assert!(extents(b"again").len() > 2);
+    assert_eq!(extents(b"again"), extents(b"day2"));
     compact(&pool);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
@@ -203,7 +218,8 @@ fn differences_stay_when_the_rest_is_recompressed() {
         while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
     };
     files.iter().for_each(|(path, _)| repack(path, None));
-    assert_eq!((count(&pool), used(&pool)), before);
+    assert_eq!(count(&pool), before.0);
+    assert!(used(&pool).abs_diff(before.1) < 2000, "{} {}", used(&pool), before.1);
     for (path, _) in &files {
         let (file, cold) = (pool.resolve(path).unwrap().file, pool.state().txg());
         let sink = |from| pool.sink_step(file, cold, from, &StepLimits::default()).unwrap().next;
@@ -244,8 +260,7 @@ fn differences_are_received_beside_equal_records() {
     pool.create_snapshot(ROOT, b"s", 0).unwrap();
     let stream = stream_of(&pool, b"s", None);
     for kept in [1, 4] {
-        let (_, target) =
-            empty_pool(&[(Property::Dedup, "on"), (Property::Compression, "zstd-9")]);
+        let (_, target) = empty_pool(&[(Property::Dedup, "on"), (Property::Compression, "zstd-9")]);
         put(&target, b"kept", &files[kept].1);
         target
             .receive(ROOT, b"copy", &mut &stream[..], &ReceiveOptions::default(), &mut |_| {})
@@ -291,7 +306,8 @@ fn differences_survive_loss_of_power() {
     let (mut with, mut without) = (0, 0);
     for seed in 0..3 {
         let files: Files = days().into_iter().take(4).collect();
-        let (made, pool) = pool_of(&files, &[(Property::RecordSize, "64K"), (Property::Filter, "sqlite")]);
+        let (made, pool) =
+            pool_of(&files, &[(Property::RecordSize, "64K"), (Property::Filter, "sqlite")]);
         pool.close().unwrap();
         let (device, pool) = recorded(&made);
         optimize(&pool, GOAL);

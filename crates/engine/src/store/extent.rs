@@ -230,8 +230,10 @@ impl Store {
         if filter == Filter::FilteredDifference {
             let base = self.base_forms_in(of, pointer.dictionary)?;
             let id = pointer.codec;
-            codec::with_codec(|codec| codec.decompress_filtered_after(id, &base, stored, &mut bytes))
-                .map_err(|error| Error::decoding("extent", place, error))?;
+            codec::with_codec(|codec| {
+                codec.decompress_filtered_after(id, &base, stored, &mut bytes)
+            })
+            .map_err(|error| Error::decoding("extent", place, error))?;
             return Ok(bytes);
         }
         let dictionary = match pointer.dictionary {

@@ -486,7 +486,8 @@ impl<'a> Sender<'a> {
             return Ok(None);
         };
         if self.bases.is_none() {
-            let bases = self.snapshot.read(|source| source.store.bases_in(source.state))?.into_iter();
+            let bases =
+                self.snapshot.read(|source| source.store.bases_in(source.state))?.into_iter();
             let numbers = bases.filter_map(|(number, base)| Some((base.sector()?, number)));
             self.bases = Some(numbers.collect());
         }

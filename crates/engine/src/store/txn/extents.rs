@@ -8,8 +8,8 @@ use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use crate::store::format::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES, FEATURE_INFLATED, FEATURE_LZMA,
-    FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_TRANSFORMED,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES,
+    FEATURE_INFLATED, FEATURE_LZMA, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_TRANSFORMED,
 };
 use crate::store::format::trees::TreeId;
 use crate::units::{Run, Txg};

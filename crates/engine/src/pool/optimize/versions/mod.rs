@@ -20,8 +20,8 @@
 //! So do records that are shared already: versions differ from one of them until too much has
 //! changed since; then the next one stays whole, and others differ from that.
 
-pub(super) mod families;
 mod differences;
+pub(super) mod families;
 mod matching;
 mod patches;
 mod slots;
@@ -29,8 +29,8 @@ mod slots;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use self::families::{Front, Versions, families_of};
 use self::differences::Difference;
+use self::families::{Front, Versions, families_of};
 use self::matching::{Becomes, Exchange, matched};
 use self::patches::Patch;
 use self::slots::{Slot, slots_in, versions_of};
