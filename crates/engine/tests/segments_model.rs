@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::databases::database;
+use common::databases::{counting_database, database};
 use common::media::{Machine, code, sound};
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
@@ -23,6 +23,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 struct Happened {
     records: u64,
     versions: u64,
+    differences: u64,
     inflated: u64,
     transformed: u64,
     overtaken: u64,
@@ -79,7 +80,9 @@ impl Model {
         let len = 1 + self.rng.below(len) as usize;
         let seed = self.rng.below(3);
         if self.has_databases && !self.rng.one_in(4) {
-            return database(seed, len.max(60_000), self.rng.below(6));
+            let day = self.rng.below(6);
+            let make = if self.rng.one_in(3) { counting_database } else { database };
+            return make(seed, len.max(60_000), day);
         }
         match self.rng.below(11) {
             0 => vec![0; len],
@@ -262,6 +265,7 @@ impl Model {
                     assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
                     self.happened.records += report.records;
                     self.happened.versions += report.versions;
+                    self.happened.differences += report.version_differences;
                     self.happened.inflated += report.inflated_streams;
                     self.happened.transformed += report.transformed_len;
                     self.happened.overtaken += report.overtaken;
@@ -306,10 +310,10 @@ fn assert_holds(pool: &Pool, files: &Files, label: &str) {
     }
 }
 
-/// Acts on a model for each of twelve seeds.
+/// Acts on a model for each of some seeds.
 fn happened(has_databases: bool) -> Happened {
     let mut sum = Happened::default();
-    for seed in 0..12 {
+    for seed in 0..if has_databases { 24 } else { 12 } {
         let mut model = Model::new(seed, has_databases);
         for round in 0..400 {
             model.act();
@@ -321,6 +325,7 @@ fn happened(has_databases: bool) -> Happened {
         let it = model.happened;
         sum.records += it.records;
         sum.versions += it.versions;
+        sum.differences += it.differences;
         sum.inflated += it.inflated;
         sum.transformed += it.transformed;
         sum.overtaken += it.overtaken;
@@ -342,6 +347,6 @@ fn files_in_segments_are_vectors_of_bytes() {
 #[test]
 fn versions_of_databases_are_vectors_of_bytes() {
     let sum = happened(true);
-    assert!(sum.versions > 100 && sum.overtaken > 10);
+    assert!(sum.versions > 100 && sum.differences > 20 && sum.overtaken > 10);
     assert!(sum.moved > 0 && sum.rollbacks > 0 && sum.reopened > 0);
 }
