@@ -2,7 +2,8 @@
 //! another one as the text before it.
 //!
 //! ```text
-//! record --filter--> form --codec, after the forms of the base--> difference, then length of the form (u32)
+//! record --filter--> form --codec, after the forms of the base--> difference
+//! stored:  difference  length of the form (u32)
 //! ```
 //!
 //! Two versions of a database differ in a few rows. In their pages these are scattered, and what

@@ -24,8 +24,8 @@ pub fn database(seed: u64, len: usize, day: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns the database as it was on a day if each day a number in every fourth row changes: much for
-/// patches, and little by columns.
+/// Returns the database as it was on a day if each day a number in every fourth row changes: much
+/// for patches, and little by columns.
 pub fn counting_database(seed: u64, len: usize, day: u64) -> Vec<u8> {
     let mut bytes = database(seed, len, 0);
     for page in bytes.chunks_mut(PAGE_LEN).skip(1) {
@@ -41,7 +41,8 @@ pub fn counting_database(seed: u64, len: usize, day: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns the database as it was on a day if each day parts of all pages change, whatever is there.
+/// Returns the database as it was on a day if each day parts of all pages change, whatever is
+/// there.
 pub fn worn_database(seed: u64, len: usize, day: u64) -> Vec<u8> {
     let mut bytes = database(seed, len, 0);
     for day in 0..day {
