@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod dictionary;
+mod differences;
 mod prefix;
 
 use std::collections::HashSet;
