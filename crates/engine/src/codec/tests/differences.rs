@@ -4,8 +4,8 @@ use super::*;
 
 const PAGE_LEN: usize = 4096;
 
-/// Returns leaf pages of a table, of which some rows depend on `version`; every `interior`th page is
-/// one above them.
+/// Returns leaf pages of a table, of which some rows depend on `version`; one page in `interior` is
+/// above them.
 fn pages(count: usize, version: u64, interior: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for number in 0..count {
