@@ -13,13 +13,14 @@ use common::segments::{
     each_crash, empty_pool, file_at, golden_pool, optimize, pointers, pointers_at, pool_of, put,
     recorded, reopened, sent, stream_of, used,
 };
-use common::{Rng, problems};
+use common::{Rng, problems, read_all};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::MemoryDevice;
+use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
     Fold, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, StepLimits,
 };
-use hardpack_engine::store::pointer::{Filter, Pointer};
+use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::pointer::{Filter, Place, Pointer};
 use hardpack_engine::store::superblock::{FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
@@ -324,6 +325,57 @@ fn differences_survive_loss_of_power() {
         });
     }
     assert!(with > 10 && without > 2, "{with} {without}");
+}
+
+/// What others would differ from is in the cache, and damaged in the pool by now: the rest is
+/// optimised.
+#[test]
+fn damage_below_a_cached_record_does_not_end_the_optimisation() {
+    for properties in [FILTERED, PLAIN] {
+        let files = days_of(properties);
+        let (device, pool) = pool_of(&files, properties);
+        assert_holds(&pool, &files);
+        let damaged = pointers_at(&pool, b"day4")[1].clone();
+        pool.store().read(&damaged).unwrap();
+        let at = damaged.run(pool.store().ashift()).unwrap().start.0 * 512 + 100;
+        let mut byte = [0];
+        device.read_at(&mut byte, at).unwrap();
+        device.write_at(&[byte[0] ^ 4], at).unwrap();
+        assert!(pool.store().read(&damaged).is_ok() && pool.store().read_stored(&damaged).is_err());
+        let report = optimize(&pool, GOAL);
+        assert_eq!(report.damaged.len(), 1, "{report:?}");
+        assert!(report.version_differences > 8, "{report:?}");
+        pool.close().unwrap();
+        let pool = reopened(&device);
+        for (path, bytes) in &files[..4] {
+            assert!(read_all(&file_at(&pool, path)).unwrap() == *bytes);
+        }
+        assert!(read_all(&file_at(&pool, b"day4")).is_err());
+    }
+}
+
+/// A file that asks for a strong checksum shares its records with one that does not.
+#[test]
+fn checksums_do_not_become_weaker() {
+    let strongest = [(Property::Dedup, "on"), (Property::Checksum, "sha256")];
+    for properties in [FILTERED, PLAIN] {
+        let files = days_of(properties);
+        let (_, pool) = empty_pool(&[properties, &strongest].concat());
+        put(&pool, b"weak", b"");
+        let weak = pool.resolve(b"weak").unwrap().file;
+        pool.set_property(weak, Property::Checksum, "xxh3").unwrap();
+        put(&pool, b"strong", &files[0].1);
+        let file = file_at(&pool, b"weak");
+        file.write_at(&files[0].1, 0).unwrap();
+        file.commit(Durability::Visible).unwrap();
+        put(&pool, b"zz newest", &files[2].1);
+        let report = optimize(&pool, GOAL);
+        assert!(report.versions > 3, "{report:?}");
+        for pointer in pointers_at(&pool, b"strong") {
+            let Place::Extent { checksum_kind, .. } = pointer.place else { continue };
+            assert_eq!(checksum_kind, ChecksumKind::Sha256);
+        }
+    }
 }
 
 #[test]

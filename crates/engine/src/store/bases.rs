@@ -23,6 +23,7 @@ use super::dictionaries::{Stored, parse_dictionary, place_of};
 use super::extent::ExtentBytes;
 use super::format::pointer::{EXTENT_LEN_MAX, Place, Pointer};
 use super::format::trees::TreeId;
+use super::tree::Entry;
 use super::{State, Store, Txn};
 use crate::codec;
 use crate::error::{Error, Result};
@@ -66,9 +67,7 @@ impl Store {
     /// Returns the entries of all bases in a state, by their numbers.
     pub fn bases_in(&self, state: &State) -> Result<BTreeMap<u32, Pointer>> {
         let tree = &state.trees[TreeId::Dictionaries];
-        let entries = tree.range(&mut &*self, &[], &[0xff; 5], usize::MAX)?;
-        let parsed = entries.iter().map(|(key, value)| parse_dictionary(key, value));
-        parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
+        bases_among(&tree.range(&mut &*self, &[], &[0xff; 5], usize::MAX)?)
     }
 
     /// Returns the entry of a base in the newest state; nothing if the number stands for a
@@ -89,6 +88,12 @@ impl Store {
 fn is_no_base(number: u32, what: &str) -> Error {
     let what = format!("expected number {number} to be what others differ from, found {what}");
     Error::corrupt("base", place_of(number), what)
+}
+
+/// Returns the bases among entries of the tree of dictionaries.
+fn bases_among(entries: &[Entry]) -> Result<BTreeMap<u32, Pointer>> {
+    let parsed = entries.iter().map(|(key, value)| parse_dictionary(key, value));
+    parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
 }
 
 /// The start of the checksum of an extent.
@@ -119,6 +124,11 @@ impl Txn {
         Ok(self.dictionary_entry(number)?.is_some_and(|entry| entry.is_base()))
     }
 
+    /// Returns the entries of all bases, by their numbers.
+    pub fn bases(&mut self) -> Result<BTreeMap<u32, Pointer>> {
+        bases_among(&self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)?)
+    }
+
     /// Returns the number and the entry of a base whose entry fits, and has the stored bytes of a
     /// pointer.
     pub fn find_base(
@@ -129,9 +139,8 @@ impl Txn {
         let Some(front) = checksum_front(pointer) else { return Ok(None) };
         if self.core.bases.is_none() {
             let mut known: HashMap<u64, Vec<u32>> = HashMap::new();
-            for (key, value) in self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)? {
-                let (number, entry) = parse_dictionary(&key, &value)?;
-                if let Some(front) = checksum_front(&entry).filter(|_| entry.is_base()) {
+            for (number, entry) in self.bases()? {
+                if let Some(front) = checksum_front(&entry) {
                     known.entry(front).or_default().push(number);
                 }
             }

@@ -257,6 +257,9 @@ impl Apply {
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
         let pointer = Pointer { dictionary, ..pointer };
+        if dictionary != 0 && !pointer.is_difference() && txn.is_base(dictionary)? {
+            return Err(refused("expected a dictionary, found what others differ from"));
+        }
         if !is_verified {
             check_content(txn.store(), &pointer, stored)?;
         }

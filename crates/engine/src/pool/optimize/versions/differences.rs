@@ -49,7 +49,7 @@ pub(super) fn differing<'b, 'v>(
     };
     let mut best: Option<(&'b Base<'v>, Difference)> = None;
     for base in bases {
-        let found = difference(pool, trial, base, start, bytes)?;
+        let found = difference(trial, base, start, bytes)?;
         let len = |difference: &Difference| difference.stored.len();
         if best.as_ref().is_none_or(|(_, best)| len(&found) < len(best)) {
             best = Some((*base, found));
@@ -63,23 +63,21 @@ pub(super) fn differing<'b, 'v>(
         return Ok(None);
     }
     if trial != compression {
-        found = difference(pool, compression, base, start, bytes)?;
+        found = difference(compression, base, start, bytes)?;
     }
     Ok(pays(&found, DIFFERENCE_PART_MIN).then_some((base, found)))
 }
 
 /// Compresses a version as what follows on a base: filtered, if both have pages.
 fn difference(
-    pool: &Pool,
     compression: Compression,
     base: &Base<'_>,
     start: u64,
     bytes: &[u8],
 ) -> Result<Difference> {
-    let forms = base.forms(pool)?;
     let (mut stored, mut filter) = (Vec::new(), Filter::Difference);
     codec::with_codec(|codec| {
-        if let Some(forms) = forms
+        if let Some(forms) = &base.forms
             && codec.filter_joint(bytes, start)
         {
             filter = Filter::FilteredDifference;

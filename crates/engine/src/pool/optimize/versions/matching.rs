@@ -1,6 +1,5 @@
 //! Decides which records of one place stay, and what the others become.
 
-use std::cell::OnceCell;
 use std::cmp::Reverse;
 
 use super::differences::{Difference, differing};
@@ -9,10 +8,11 @@ use super::slots::{Slot, Version};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::source::Source;
 use crate::pool::extents::{UNIT_LEN, read_range};
-use crate::pool::namespace::props::Dedup;
+use crate::pool::namespace::props::{Dedup, Settings};
 use crate::pool::write::jobs::WriteTarget;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::Place;
 use crate::store::format::refs::ContentHash;
 use crate::units::{Ashift, FileId};
 
@@ -31,13 +31,15 @@ pub(super) struct Base<'v> {
     pub is_made: bool,
     /// Whether it is or becomes a difference itself.
     is_difference: bool,
+    /// The checksum that the record has, weaker ones first.
+    checksum: Option<u8>,
     units: Vec<u64>,
-    /// Its filtered forms, if it has some, once they are needed.
-    forms: OnceCell<Option<Vec<u8>>>,
+    /// Its filtered forms, if it has some that differences can follow on.
+    pub forms: Option<Vec<u8>>,
 }
 
 impl<'v> Base<'v> {
-    fn new(slot: &'v Slot, bytes: Vec<u8>) -> Base<'v> {
+    fn new(slot: &'v Slot, bytes: Vec<u8>, forms: Option<Vec<u8>>) -> Base<'v> {
         Base {
             slot,
             units: units_of(&bytes),
@@ -45,29 +47,20 @@ impl<'v> Base<'v> {
             stored_share: slot.record.pointer.stored_share(),
             is_made: false,
             is_difference: slot.record.pointer.is_difference(),
-            forms: OnceCell::new(),
+            checksum: slot.checksum(),
+            forms,
         }
     }
 
     /// The base that a version becomes as a difference.
-    fn made(slot: &'v Slot, bytes: Vec<u8>, stored_len: usize) -> Base<'v> {
-        let stored_share = stored_len as u64;
-        Base { stored_share, is_made: true, is_difference: true, ..Base::new(slot, bytes) }
-    }
-
-    /// Returns the filtered forms of the record, if it has some.
-    pub fn forms(&self, pool: &Pool) -> Result<Option<&[u8]>> {
-        if self.forms.get().is_none() {
-            let pointer = &self.slot.record.pointer;
-            let forms = pool.read(|source| match self.slot.has_same_record(source)? {
-                true => source.store.forms_of(pointer),
-                // Nothing comes of it.
-                false => Ok(None),
-            })?;
-            // Another thread has no part in this.
-            let _ = self.forms.set(forms);
+    fn made(slot: &'v Slot, bytes: Vec<u8>, stored_len: usize, checksum: ChecksumKind) -> Base<'v> {
+        Base {
+            stored_share: stored_len as u64,
+            is_made: true,
+            is_difference: true,
+            checksum: Some(checksum as u8),
+            ..Base::new(slot, bytes, None)
         }
-        Ok(self.forms.get().and_then(Option::as_deref))
     }
 
     /// Whether others can be stored as differences from it.
@@ -90,6 +83,8 @@ pub(super) struct Exchange {
     pub is_base_made: bool,
     pub slots: Vec<Slot>,
     pub becomes: Becomes,
+    /// The checksum of what is stored: the strongest of all that the slots have and are to have.
+    pub checksum: ChecksumKind,
     /// The space that it takes before and after, in bytes.
     pub allocated: u64,
     pub cost: u64,
@@ -160,8 +155,8 @@ pub(super) fn matched(
         let exchange = exchange(pool, compression, &bases, version, &bytes)?;
         let new = match &exchange {
             Some(Exchange { becomes: Becomes::Patched(_), .. }) => None,
-            Some(Exchange { becomes: Becomes::Difference(difference, _), .. }) => {
-                Some(Base::made(slot, bytes, difference.stored.len()))
+            Some(Exchange { becomes: Becomes::Difference(difference, _), checksum, .. }) => {
+                Some(Base::made(slot, bytes, difference.stored.len(), *checksum))
             }
             None => found.readable(slot, base_of(pool, version))?.flatten(),
         };
@@ -197,14 +192,19 @@ fn has_room(bases: &[Base<'_>], len: usize, len_max: usize) -> bool {
 }
 
 /// Reads the record of a version, if it is still there: what has taken its place would look like
-/// damage.
+/// damage. It is read as it is stored, since a cached one may be damaged by now.
 fn base_of<'v>(pool: &Pool, version: &'v Version) -> Result<Option<Base<'v>>> {
     let slot = &version.slots[0];
-    let bytes = pool.read(|source| match slot.has_same_record(source)? {
-        true => Ok(Some(source.read(&slot.record.pointer)?.as_slice().to_vec())),
-        false => Ok(None),
-    })?;
-    Ok(bytes.map(|bytes| Base::new(slot, bytes)))
+    let pointer = &slot.record.pointer;
+    pool.read(|source| {
+        if !slot.has_same_record(source)? {
+            return Ok(None);
+        }
+        let (store, state) = (source.store, source.state);
+        let bytes = store.read_uncached_of(Some(state), pointer)?.as_slice().to_vec();
+        let forms = if pointer.dictionary == 0 { store.forms_of(pointer)? } else { None };
+        Ok(Some(Base::new(slot, bytes, forms)))
+    })
 }
 
 /// Returns a hash of each unit of some bytes.
@@ -223,6 +223,34 @@ fn is_held(pool: &Pool, version: &Version) -> Result<bool> {
     Ok(false)
 }
 
+/// Returns how a version is to be stored for all files that have it; nothing if one of them is gone.
+fn settings_of(pool: &Pool, version: &Version) -> Result<Option<Settings>> {
+    let mut common: Option<Settings> = None;
+    for slot in &version.slots {
+        let settings = match pool.settings(slot.file) {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            settings => settings?,
+        };
+        let common = common.get_or_insert(settings);
+        let has = match slot.record.pointer.place {
+            Place::Extent { checksum_kind, .. } => Some(checksum_kind),
+            _ => None,
+        };
+        for checksum in has.into_iter().chain([settings.checksum]) {
+            if checksum as u8 > common.checksum as u8 {
+                common.checksum = checksum;
+            }
+        }
+        if settings.compression == Compression::Off {
+            common.compression = Compression::Off;
+        }
+        if common.dedup == Dedup::Off {
+            (common.dedup, common.dedup_hash) = (settings.dedup, settings.dedup_hash);
+        }
+    }
+    Ok(common)
+}
+
 /// Finds what a version becomes: whatever takes least. Returns nothing if it should stay.
 fn exchange(
     pool: &Pool,
@@ -232,10 +260,7 @@ fn exchange(
     bytes: &[u8],
 ) -> Result<Option<Exchange>> {
     let slot = &version.slots[0];
-    let settings = match pool.settings(slot.file) {
-        Err(Error::NotFound { .. }) => return Ok(None),
-        settings => settings?,
-    };
+    let Some(settings) = settings_of(pool, version)? else { return Ok(None) };
     let target = WriteTarget {
         patch_compression: PATCH_COMPRESSION,
         ..WriteTarget::new(slot.file, settings, pool.options())
@@ -245,7 +270,7 @@ fn exchange(
     let units = units_of(bytes);
     let mut candidates: Vec<(usize, &Base<'_>)> = bases
         .iter()
-        .filter(|base| base.slot.checksum() >= slot.checksum())
+        .filter(|base| base.checksum >= slot.checksum())
         .map(|base| (base.common(&units), base))
         .collect();
     candidates.sort_by_key(|(common, _)| Reverse(*common));
@@ -269,6 +294,7 @@ fn exchange(
         is_base_made: base.is_made,
         slots: version.slots.clone(),
         becomes,
+        checksum: settings.checksum,
         allocated,
         cost,
     };

@@ -40,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::pool::extents::change::{add_file_extent, remove_file_extents, share};
 use crate::pool::extents::{FileExtent, next_record_start, read_range, record_at};
 use crate::pool::namespace::entries;
+use crate::pool::namespace::props::Settings;
 use crate::pool::write::jobs::{WriteTarget, store_encoded};
 use crate::pool::write::workers::Workers;
 use crate::store::format::pointer::Pointer;
@@ -228,9 +229,9 @@ impl Optimisation {
         let ashift = txn.store().ashift();
         txn.provision(exchange.sectors(ashift).into_iter())?;
         match &exchange.becomes {
-            Becomes::Patched(patches) => self.put_patched(txn, &base, slots, patches)?,
+            Becomes::Patched(patches) => self.put_patched(txn, &base, exchange, patches)?,
             Becomes::Difference(difference, hash) => {
-                let record = self.put_difference(txn, &base, slots, difference, *hash)?;
+                let record = self.put_difference(txn, &base, exchange, difference, *hash)?;
                 let slot = Slot { record, patches: Vec::new(), ..slots[0].clone() };
                 made.insert(place_of(&slot), slot);
                 self.report.version_differences += count;
@@ -248,7 +249,7 @@ impl Optimisation {
         &self,
         txn: &mut Txn,
         base: &Slot,
-        slots: &[Slot],
+        Exchange { slots, checksum, .. }: &Exchange,
         patches: &[Patch],
     ) -> Result<()> {
         let mut stored: Vec<(u64, Pointer)> = Vec::new();
@@ -258,7 +259,7 @@ impl Optimisation {
             let record = share(txn, &base.record.pointer)?;
             add_file_extent(txn, TreeId::Map, file, start, &record)?;
             if index == 0 {
-                let settings = self.pool.settings(file)?;
+                let settings = Settings { checksum: *checksum, ..self.pool.settings(file)? };
                 let target = WriteTarget::new(file, settings, self.pool.options());
                 for Patch { job, encoded, len } in patches {
                     let pointer = store_encoded(txn, &target, job, encoded)?;
@@ -279,23 +280,17 @@ impl Optimisation {
     /// Gives slots a record that is a difference from that of a base, and returns that of the
     /// first.
     fn put_difference(
-        &self,
+        &mut self,
         txn: &mut Txn,
         base: &Slot,
-        slots: &[Slot],
+        Exchange { slots, checksum, .. }: &Exchange,
         Difference { stored, encoding }: &Difference,
         hash: Option<ContentHash>,
     ) -> Result<FileExtent> {
-        let pointer = &base.record.pointer;
-        let is_same = |entry: &Pointer| entry.sector() == pointer.sector();
-        let (number, _) = match txn.find_base(pointer, is_same)? {
-            Some(known) => known,
-            None => txn.add_base(pointer)?,
-        };
+        let number = self.base_number(txn, &base.record.pointer)?;
         let encoding = Encoding { dictionary: number, ..*encoding };
-        let checksum = self.pool.settings(slots[0].file)?.checksum;
         let len = slots[0].len as u32;
-        let pointer = txn.store_extent(stored, encoding, len, checksum)?;
+        let pointer = txn.store_extent(stored, encoding, len, *checksum)?;
         let pointer = Pointer { span_log2: slots[0].record.pointer.span_log2, ..pointer };
         if let Some(hash) = hash {
             txn.add_content(&pointer, hash)?;
@@ -306,6 +301,30 @@ impl Optimisation {
             add_file_extent(txn, TreeId::Map, slot.file, slot.record.start, &record)?;
         }
         Ok(FileExtent { start: slots[0].record.start, pointer })
+    }
+
+    /// Returns the number of a record as a base, which it becomes unless it is one.
+    fn base_number(&mut self, txn: &mut Txn, record: &Pointer) -> Result<u32> {
+        let known = match &mut self.versions.bases {
+            Some(known) => known,
+            // Once: there may be as many as records.
+            unknown => {
+                let bases = txn.bases()?.into_iter();
+                let entries = bases.filter_map(|(number, base)| Some((base.sector()?, number)));
+                unknown.insert(entries.collect())
+            }
+        };
+        let sector = record.sector().ok_or_else(|| Error::internal("a base has no extent"))?;
+        if let Some(number) = known.get(&sector)
+            && let Some(entry) = txn.dictionary_entry(*number)?
+            && entry.is_base()
+            && entry.extent_key() == record.extent_key()
+        {
+            return Ok(*number);
+        }
+        let (number, _) = txn.add_base(record)?;
+        known.insert(sector, number);
+        Ok(number)
     }
 }
 

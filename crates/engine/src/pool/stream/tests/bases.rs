@@ -307,3 +307,33 @@ fn a_base_that_came_before_is_not_kept_twice() {
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }
 }
+
+fn databases() -> Pool {
+    use crate::test_common::databases::counting_database;
+    let files = (0..4).map(|n| (format!("v{n}").into_bytes(), counting_database(5, 40_000, n)));
+    let (_, pool) = pool_of(&files.collect(), &[(Property::RecordSize, "16K")]);
+    let report = optimize(&pool, goal(Again::No));
+    assert!(report.version_differences > 3, "{report:?}");
+    pool.create_snapshot(ROOT, b"one", 0).unwrap();
+    pool
+}
+
+/// The same with records of databases as bases.
+#[test]
+fn mutated_frames_of_versions_do_no_harm() {
+    let source = databases();
+    let (header, all) = bodies(&stream_of(&source, b"one", None));
+    let (mut taken, mut refused) = (0, 0);
+    // In streams of these seeds, a patch named a base as its dictionary.
+    for seed in (0..300).chain([377, 1062]) {
+        let mut rng = Rng(seed + 10_000);
+        let mut bad = all.clone();
+        for _ in 0..=rng.below(3) {
+            mutate(&mut rng, &mut bad);
+        }
+        let pool = target(rng.pick(&["off", "on"]));
+        let is_taken = is_taken(&pool, &build(&header, &bad), seed, &mut rng, false);
+        *(if is_taken { &mut taken } else { &mut refused }) += 1;
+    }
+    assert!(taken > 10 && refused > 30, "{taken} {refused}");
+}
