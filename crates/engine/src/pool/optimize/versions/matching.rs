@@ -223,7 +223,7 @@ fn is_held(pool: &Pool, version: &Version) -> Result<bool> {
     Ok(false)
 }
 
-/// Returns how a version is to be stored for all files that have it; nothing if one of them is gone.
+/// Returns how a version is to be stored for all files that have it; nothing if one is gone.
 fn settings_of(pool: &Pool, version: &Version) -> Result<Option<Settings>> {
     let mut common: Option<Settings> = None;
     for slot in &version.slots {
