@@ -10,8 +10,9 @@ use std::thread;
 use common::databases::database;
 use common::meanwhile::{Meanwhile, Moment};
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, compact, each_crash,
-    empty_pool, file_at, optimize, pointers_at, pool_of, put, recorded, reopened, sent, used,
+    Files, GOAL, assert_changes_hold, assert_damage_is_reported, assert_holds, assert_parts_hold,
+    change, compact, each_crash, empty_pool, file_at, optimize, pointers_at, pool_of, put,
+    recorded, reopened, repack, sent, used,
 };
 use common::{Rng, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -27,13 +28,6 @@ const PATIENT: Patience = Patience::Within(std::time::Duration::from_secs(10));
 /// A database on several days: the last one was changed last.
 fn days() -> Files {
     (0..DAYS).map(|day| (format!("day{day}").into_bytes(), database(5, LEN, day as u64))).collect()
-}
-
-fn change(pool: &Pool, (path, bytes): &mut (Vec<u8>, Vec<u8>), at: usize, new: &[u8]) {
-    bytes[at..at + new.len()].copy_from_slice(new);
-    let file = file_at(pool, path);
-    file.write_at(new, at as u64).unwrap();
-    file.commit(Durability::Visible).unwrap();
 }
 
 #[test]
@@ -101,26 +95,12 @@ fn versions_are_changed_like_any_file() {
     let mut files = days();
     let (device, pool) = pool_of(&files, &[]);
     assert!(optimize(&pool, GOAL).versions > 30);
-    let mut rng = Rng(8);
-    for round in 0..400 {
-        let (file, len) = (rng.below(DAYS as u64) as usize, rng.pick(&[1, 20, 4096, 70_000]));
-        let at = rng.below((LEN - len) as u64) as usize;
-        let new = rng.text(len);
-        change(&pool, &mut files[file], at, &new);
-        match round {
-            100 => drop(optimize(&pool, GOAL)),
-            200 => drop(compact(&pool)),
-            300 => drop(pool.fold(Fold::Due, &StepLimits::default(), &mut |_| true).unwrap()),
-            _ => {}
-        }
-        if round % 50 == 0 {
-            assert_holds(&pool, &files);
-        }
-    }
-    pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
-    assert_holds(&pool, &files);
-    pool.close().unwrap();
-    assert_holds(&reopened(&device), &files);
+    assert_changes_hold((&device, &pool), &mut files, (400, 50), &mut |round| match round {
+        100 => drop(optimize(&pool, GOAL)),
+        200 => drop(compact(&pool)),
+        300 => drop(pool.fold(Fold::Due, &StepLimits::default(), &mut |_| true).unwrap()),
+        _ => {}
+    });
 }
 
 /// Folding frees nothing where others have the record below the patches, and takes a new one.
@@ -132,16 +112,9 @@ fn what_is_shared_is_folded_when_it_is_due() {
     optimize(&pool, GOAL);
     let shared = used(&pool);
     let fold = |which| pool.fold(which, &StepLimits::default(), &mut |_| true).unwrap();
-    let repack = |path: &[u8], compression: &str| {
-        let file = pool.resolve(path).unwrap().file;
-        let mut goal = pool.settings(file).unwrap();
-        goal.set(Property::Compression, compression).unwrap();
-        let mut repack = pool.begin_repack(file, goal, PATIENT).unwrap();
-        while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
-    };
     fold(Fold::Due);
     fold(Fold::All);
-    files.iter().for_each(|(path, _)| repack(path, "zstd-3"));
+    files.iter().for_each(|(path, _)| repack(&pool, path, Some("zstd-3")));
     assert!(used(&pool).abs_diff(shared) < 10_000, "{} {shared}", used(&pool));
 
     // Changes that take more than half of a record are due.
@@ -157,7 +130,7 @@ fn what_is_shared_is_folded_when_it_is_due() {
     assert!(pool.state().stats().patches.records < before);
     assert_holds(&pool, &files);
     // With another codec it is a record of its own.
-    repack(b"day4", "zstd-6");
+    repack(&pool, b"day4", Some("zstd-6"));
     assert!(pointers_at(&pool, b"day4").iter().all(|pointer| pointer.level == 6));
     assert_holds(&pool, &files);
 }

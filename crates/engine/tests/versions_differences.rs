@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use common::databases::{counting_database, database, worn_database};
 use common::segments::{
-    Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, below_copy, compact,
-    each_crash, empty_pool, file_at, golden_pool, optimize, pointers, pointers_at, pool_of, put,
-    recorded, reopened, sent, stream_of, used,
+    Files, GOAL, assert_changes_hold, assert_damage_is_reported, assert_holds, assert_parts_hold,
+    below_copy, compact, each_crash, empty_pool, file_at, golden_pool, optimize, pointers,
+    pointers_at, pool_of, put, recorded, reopened, repack, sent, stream_of, used,
 };
 use common::{Rng, problems, read_all};
 use hardpack_engine::codec::Compression;
@@ -178,29 +178,12 @@ fn bases_stay_while_others_differ_from_them() {
 fn differences_are_changed_like_any_record() {
     for properties in [FILTERED, PLAIN, &[(Property::RecordSize, "16K")]] {
         let (mut files, device, pool) = differing(properties);
-        let mut rng = Rng(8);
-        for round in 0..150 {
-            let (file, len) = (rng.below(DAYS) as usize, rng.pick(&[1, 20, 4096, 70_000]));
-            let at = rng.below((LEN - len) as u64) as usize;
-            let new = rng.text(len);
-            files[file].1[at..at + len].copy_from_slice(&new);
-            let handle = file_at(&pool, &files[file].0);
-            handle.write_at(&new, at as u64).unwrap();
-            handle.commit(Durability::Visible).unwrap();
-            match round {
-                40 => drop(compact(&pool)),
-                80 => drop(pool.fold(Fold::Due, &StepLimits::default(), &mut |_| true).unwrap()),
-                100 => drop(optimize(&pool, GOAL)),
-                _ => {}
-            }
-            if round % 30 == 0 {
-                assert_holds(&pool, &files);
-            }
-        }
-        pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
-        assert_holds(&pool, &files);
-        pool.close().unwrap();
-        assert_holds(&reopened(&device), &files);
+        assert_changes_hold((&device, &pool), &mut files, (150, 30), &mut |round| match round {
+            40 => drop(compact(&pool)),
+            80 => drop(pool.fold(Fold::Due, &StepLimits::default(), &mut |_| true).unwrap()),
+            100 => drop(optimize(&pool, GOAL)),
+            _ => {}
+        });
     }
 }
 
@@ -209,16 +192,7 @@ fn differences_are_changed_like_any_record() {
 fn differences_stay_when_the_rest_is_recompressed() {
     let (files, _, pool) = differing(PLAIN);
     let before = (count(&pool), used(&pool));
-    let repack = |path: &[u8], compression: Option<&str>| {
-        let file = pool.resolve(path).unwrap().file;
-        let mut goal = pool.settings(file).unwrap();
-        if let Some(compression) = compression {
-            goal.set(Property::Compression, compression).unwrap();
-        }
-        let mut repack = pool.begin_repack(file, goal, PATIENT).unwrap();
-        while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
-    };
-    files.iter().for_each(|(path, _)| repack(path, None));
+    files.iter().for_each(|(path, _)| repack(&pool, path, None));
     assert_eq!(count(&pool), before.0);
     assert!(used(&pool).abs_diff(before.1) < 2000, "{} {}", used(&pool), before.1);
     for (path, _) in &files {
@@ -228,7 +202,7 @@ fn differences_stay_when_the_rest_is_recompressed() {
     }
     assert_eq!(count(&pool), before.0);
     assert_holds(&pool, &files);
-    repack(b"day1", Some("lz4"));
+    repack(&pool, b"day1", Some("lz4"));
     assert!(pointers_at(&pool, b"day1").iter().all(|pointer| !pointer.is_difference()));
     assert_holds(&pool, &files);
 }

@@ -30,7 +30,7 @@ use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy
 
 /// The length of the trailer behind the compressed form, which holds the length of the filtered
 /// form.
-pub(super) const TRAILER_LEN: usize = 4;
+const TRAILER_LEN: usize = 4;
 
 /// The two forms of filtered records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ pub enum Form {
 /// Working memory, kept for reuse.
 #[derive(Default)]
 pub(super) struct Filtering {
-    pub(super) filter: PageFilter,
+    filter: PageFilter,
     /// The filtered form of one record, or of its rest.
     pub(super) filtered: Vec<u8>,
     /// Its pages apart, if it has some.
@@ -276,11 +276,8 @@ impl Codec {
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
         if form == Form::Joint {
-            let (src, len) = src
-                .split_last_chunk::<TRAILER_LEN>()
-                .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
-            let len = u32::from_le_bytes(*len) as usize;
-            return self.unfilter(codec, (src, len), dst, (start, full_len), dictionary);
+            let form = split_trailer(id, src)?;
+            return self.unfilter(codec, form, dst, (start, full_len), dictionary);
         }
         let directory = Directory::read(id, src, full_len)?;
         let rest = (&src[directory.rest.clone()], directory.rest_form_len);
@@ -312,18 +309,46 @@ impl Codec {
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
-        if len > filtered_len_max(full_len) {
-            return Err(corrupt(id, "its filtered form is too long"));
-        }
+        self.unfilter_from(id, len, dst, (start, full_len), |codec, filtered| {
+            codec.decompress_with(id as u8, src, filtered, dictionary)
+        })
+    }
+
+    /// The same for a form that `decompress` gives.
+    pub(super) fn unfilter_from(
+        &mut self,
+        id: CodecId,
+        len: usize,
+        dst: &mut [u8],
+        (start, full_len): (usize, usize),
+        decompress: impl FnOnce(&mut Codec, &mut [u8]) -> Result<(), CodecError>,
+    ) -> Result<(), CodecError> {
+        check_form_len(id, len, full_len)?;
         let mut filtered = std::mem::take(&mut self.filtering.filtered);
         // It is overwritten as a whole, or this fails.
         set_len(&mut filtered, len);
-        let decompressed = self.decompress_with(codec, src, &mut filtered, dictionary);
+        let decompressed = decompress(self, &mut filtered);
         let decoded = decompressed.and_then(|()| {
             let decoded = self.filtering.filter.decode_part(&filtered, full_len, start, dst);
             decoded.map_err(|malformed| CodecError::Filtered { codec: id, malformed })
         });
         self.filtering.filtered = filtered;
         decoded
+    }
+}
+
+/// Splits off the length of a filtered form, which follows on the output of the codec.
+pub(super) fn split_trailer(id: CodecId, src: &[u8]) -> Result<(&[u8], usize), CodecError> {
+    let (src, len) = src
+        .split_last_chunk::<TRAILER_LEN>()
+        .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
+    Ok((src, u32::from_le_bytes(*len) as usize))
+}
+
+/// Refuses a filtered form that is longer than that of a record of `full_len` bytes can be.
+pub(super) fn check_form_len(id: CodecId, len: usize, full_len: usize) -> Result<(), CodecError> {
+    match len > filtered_len_max(full_len) {
+        true => Err(corrupt(id, "its filtered form is too long")),
+        false => Ok(()),
     }
 }

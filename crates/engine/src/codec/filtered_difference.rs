@@ -12,11 +12,11 @@
 //! between pages.
 #![forbid(unsafe_code)]
 
-use hardpack_page_filter::{filtered_len_max, guess_page_len};
+use hardpack_page_filter::guess_page_len;
 
 use super::apart::Directory;
-use super::filter::{Form, TRAILER_LEN};
-use super::{Codec, CodecError, CodecId, Compression, corrupt};
+use super::filter::{Form, check_form_len, split_trailer};
+use super::{Codec, CodecError, CodecId, Compression};
 
 impl Codec {
     /// Returns the bytes that differences from a filtered record of `full_len` bytes follow on: its
@@ -35,7 +35,8 @@ impl Codec {
         let id = CodecId::try_from(codec)?;
         let mut forms = Vec::new();
         if form == Form::Joint {
-            let (src, len) = split_trailer(id, src, full_len)?;
+            let (src, len) = split_trailer(id, src)?;
+            check_form_len(id, len, full_len)?;
             forms.resize(len, 0);
             self.decompress(codec, src, &mut forms)?;
             return Ok(forms);
@@ -88,29 +89,10 @@ impl Codec {
         dst: &mut [u8],
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
-        let (src, len) = split_trailer(id, src, dst.len())?;
-        let mut form = std::mem::take(&mut self.filtering.filtered);
-        // It is overwritten as a whole, or this fails.
-        super::set_len(&mut form, len);
-        let decompressed = self.decompress_after(codec, base, src, &mut form);
-        let full_len = dst.len();
-        let decoded = decompressed.and_then(|()| {
-            let decoded = self.filtering.filter.decode_part(&form, full_len, 0, dst);
-            decoded.map_err(|malformed| CodecError::Filtered { codec: id, malformed })
-        });
-        self.filtering.filtered = form;
-        decoded
+        let (src, len) = split_trailer(id, src)?;
+        let all = (0, dst.len());
+        self.unfilter_from(id, len, dst, all, |codec, form| {
+            codec.decompress_after(id as u8, base, src, form)
+        })
     }
-}
-
-/// Splits off the length of the filtered form of a record of `full_len` bytes.
-fn split_trailer(id: CodecId, src: &[u8], full_len: usize) -> Result<(&[u8], usize), CodecError> {
-    let (src, len) = src
-        .split_last_chunk::<TRAILER_LEN>()
-        .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
-    let len = u32::from_le_bytes(*len) as usize;
-    if len > filtered_len_max(full_len) {
-        return Err(corrupt(id, "its filtered form is too long"));
-    }
-    Ok((src, len))
 }

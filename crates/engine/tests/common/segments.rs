@@ -7,13 +7,13 @@ use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
-    Again, CompactReport, File, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
-    SendPlan,
+    Again, CompactReport, File, Fold, OptimizeReport, Pool, Property, ROOT, ReceiveOptions,
+    SegmentGoal, SendPlan, StepLimits,
 };
-use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
+use hardpack_engine::store::{Durability, Patience};
 
 use super::sim_device::{Disk, SimDevice};
 use super::{Rng, create_options, options, problems, read_all};
@@ -233,6 +233,51 @@ pub fn below_copy(files: &Files) -> Files {
     let copied =
         |(path, bytes): &(Vec<u8>, Vec<u8>)| ([b"copy/", &path[..]].concat(), bytes.clone());
     files.iter().map(copied).collect()
+}
+
+/// Rewrites what is stored otherwise than the file asks for, or with another compression.
+pub fn repack(pool: &Pool, path: &[u8], compression: Option<&str>) {
+    let patience = Patience::Within(std::time::Duration::from_secs(10));
+    let file = pool.resolve(path).unwrap().file;
+    let mut goal = pool.settings(file).unwrap();
+    if let Some(compression) = compression {
+        goal.set(Property::Compression, compression).unwrap();
+    }
+    let mut repack = pool.begin_repack(file, goal, patience).unwrap();
+    while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
+}
+
+/// Changes some bytes of a file in place.
+pub fn change(pool: &Pool, (path, bytes): &mut (Vec<u8>, Vec<u8>), at: usize, new: &[u8]) {
+    bytes[at..at + new.len()].copy_from_slice(new);
+    let file = file_at(pool, path);
+    file.write_at(new, at as u64).unwrap();
+    file.commit(Durability::Visible).unwrap();
+}
+
+/// Changes files at random places, calls `between` with the number of each round, and asserts that
+/// everything is there then, after folding, and in the pool that is opened again.
+pub fn assert_changes_hold(
+    (device, pool): (&MemoryDevice, &Pool),
+    files: &mut Files,
+    (rounds, check_every): (u64, u64),
+    between: &mut dyn FnMut(u64),
+) {
+    let mut rng = Rng(8);
+    for round in 0..rounds {
+        let number = rng.below(files.len() as u64) as usize;
+        let len = rng.pick(&[1, 20, 4096, 70_000]);
+        let at = rng.below((files[number].1.len() - len) as u64) as usize;
+        change(pool, &mut files[number], at, &rng.text(len));
+        between(round);
+        if round % check_every == 0 {
+            assert_holds(pool, files);
+        }
+    }
+    pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
+    assert_holds(pool, files);
+    pool.close().unwrap();
+    assert_holds(&reopened(device), files);
 }
 
 /// Puts an equal file, which finds the parts of the one there is and takes next to nothing.

@@ -3,7 +3,6 @@
 use super::matching::Base;
 use crate::codec::{self, Compression};
 use crate::error::{Error, Result};
-use crate::pool::Pool;
 use crate::store::Encoding;
 use crate::store::format::pointer::{Filter, sectors_for};
 use crate::units::Ashift;
@@ -33,7 +32,7 @@ impl Difference {
 /// one of these bases. Returns nothing if it does not save enough of the space that the version
 /// takes.
 pub(super) fn differing<'b, 'v>(
-    pool: &Pool,
+    ashift: Ashift,
     compression: Compression,
     bases: &[&'b Base<'v>],
     (start, bytes): (u64, &[u8]),
@@ -56,7 +55,6 @@ pub(super) fn differing<'b, 'v>(
         }
     }
     let Some((base, mut found)) = best else { return Ok(None) };
-    let ashift = pool.store().ashift();
     let pays = |found: &Difference, part: u64| (found.sectors(ashift) << ashift) * part < allocated;
     // A trial is not much longer.
     if !pays(&found, 1) {

@@ -285,8 +285,8 @@ fn exchange(
     let piece = (slot.record.start, bytes);
     let differing = match &patched {
         // No difference takes less than this.
-        Some((_, _, cost)) if *cost <= u64::from(ashift.sector_len() as u32) => None,
-        _ => differing(pool, compression, &whole, piece, allocated)?,
+        Some((_, _, cost)) if *cost <= ashift.sector_len() as u64 => None,
+        _ => differing(ashift, compression, &whole, piece, allocated)?,
     };
     let len = |difference: &Difference| difference.sectors(ashift) << ashift;
     let exchange = |base: &Base<'_>, becomes, cost| Exchange {
