@@ -19,7 +19,7 @@ impl MainFile {
         let busy = match announced {
             true if self.can_be_called_again() && self.wrote => SQLITE_BUSY,
             true => SQLITE_IOERR_FSYNC,
-            false => SQLITE_BUSY_TIMEOUT,
+            false => self.checkpoint_busy(),
         };
         match self.checkpoint {
             _ if self.is_plain() => self.host_file.sync(flags),

@@ -114,7 +114,7 @@ impl MainFile {
             }
             SQLITE_FCNTL_CKPT_DONE => {
                 let code = match self.complete_checkpoint() {
-                    SQLITE_OK => self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT),
+                    SQLITE_OK => self.commit(Durability::Visible, self.checkpoint_busy()),
                     code => code,
                 };
                 self.checkpoint = match code {

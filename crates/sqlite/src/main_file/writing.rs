@@ -56,8 +56,8 @@ impl MainFile {
             }
             // The engine has dropped the changes.
             Err(error) => {
-                let busy =
-                    if self.is_in_checkpoint() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
+                let is_checkpoint = self.is_in_checkpoint();
+                let busy = if is_checkpoint { self.checkpoint_busy() } else { SQLITE_IOERR_WRITE };
                 self.write_code(&error, SQLITE_IOERR_WRITE, busy)
             }
         }
@@ -78,7 +78,7 @@ impl MainFile {
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // After CKPT_DONE there may be no other call before readers may read the pages.
             Ok(()) if self.checkpoint == Checkpoint::Done => {
-                let code = self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT);
+                let code = self.commit(Durability::Visible, self.checkpoint_busy());
                 self.end_checkpoint();
                 code
             }

@@ -310,6 +310,13 @@ impl Role {
         std::iter::from_fn(|| self.line()).collect()
     }
 
+    /// Whether the child still runs. If it has failed, this test fails with what it reported.
+    pub fn runs(&mut self) -> bool {
+        let Some(status) = self.child.try_wait().unwrap() else { return true };
+        assert!(status.success(), "{status}:\n{}", self.rest().join("\n"));
+        false
+    }
+
     /// Waits for the child to end successfully.
     pub fn finish(mut self) {
         let lines = self.rest();
