@@ -17,13 +17,12 @@
 //! together; the forms of a filtered record do not, as the records at one place of a database are
 //! rarely read one after the other.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::dictionaries::{Stored, parse_dictionary, place_of};
 use super::extent::ExtentBytes;
 use super::format::pointer::{EXTENT_LEN_MAX, Place, Pointer};
 use super::format::trees::TreeId;
-use super::tree::Entry;
 use super::{State, Store, Txn};
 use crate::codec;
 use crate::error::{Error, Result};
@@ -67,7 +66,9 @@ impl Store {
     /// Returns the entries of all bases in a state, by their numbers.
     pub fn bases_in(&self, state: &State) -> Result<BTreeMap<u32, Pointer>> {
         let tree = &state.trees[TreeId::Dictionaries];
-        bases_among(&tree.range(&mut &*self, &[], &[0xff; 5], usize::MAX)?)
+        let entries = tree.range(&mut &*self, &[], &[0xff; 5], usize::MAX)?;
+        let parsed = entries.iter().map(|(key, value)| parse_dictionary(key, value));
+        parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
     }
 
     /// Returns the entry of a base in the newest state; nothing if the number stands for a
@@ -88,17 +89,6 @@ impl Store {
 fn is_no_base(number: u32, what: &str) -> Error {
     let what = format!("expected number {number} to be what others differ from, found {what}");
     Error::corrupt("base", place_of(number), what)
-}
-
-/// Returns the bases among entries of the tree of dictionaries.
-fn bases_among(entries: &[Entry]) -> Result<BTreeMap<u32, Pointer>> {
-    let parsed = entries.iter().map(|(key, value)| parse_dictionary(key, value));
-    parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
-}
-
-/// The start of the checksum of an extent.
-fn checksum_front(pointer: &Pointer) -> Option<u64> {
-    pointer.extent_key().map(|key| key.checksum)
 }
 
 /// Whether two pointers are to the same stored bytes, wherever these lie.
@@ -124,11 +114,6 @@ impl Txn {
         Ok(self.dictionary_entry(number)?.is_some_and(|entry| entry.is_base()))
     }
 
-    /// Returns the entries of all bases, by their numbers.
-    pub fn bases(&mut self) -> Result<BTreeMap<u32, Pointer>> {
-        bases_among(&self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)?)
-    }
-
     /// Returns the number and the entry of a base whose entry fits, and has the stored bytes of a
     /// pointer.
     pub fn find_base(
@@ -136,27 +121,8 @@ impl Txn {
         pointer: &Pointer,
         fits: impl Fn(&Pointer) -> bool,
     ) -> Result<Option<(u32, Pointer)>> {
-        let Some(front) = checksum_front(pointer) else { return Ok(None) };
-        if self.core.bases.is_none() {
-            let mut known: HashMap<u64, Vec<u32>> = HashMap::new();
-            for (number, entry) in self.bases()? {
-                if let Some(front) = checksum_front(&entry) {
-                    known.entry(front).or_default().push(number);
-                }
-            }
-            self.core.bases = Some(known);
-        }
-        let found = self.core.bases.as_ref().and_then(|known| known.get(&front)).cloned();
-        for number in found.unwrap_or_default() {
-            // It may have been removed since.
-            if let Some(entry) = self.dictionary_entry(number)?
-                && entry.is_base()
-                && fits(&entry)
-            {
-                return Ok(Some((number, entry)));
-            }
-        }
-        Ok(None)
+        let Some(key) = pointer.extent_key() else { return Ok(None) };
+        self.find_number(key.checksum, |entry| entry.is_base() && fits(entry))
     }
 
     /// Lets others be stored as differences from the extent of a pointer: a record, or a segment
@@ -169,6 +135,13 @@ impl Txn {
         Ok((self.enter_base(&entry)?, entry))
     }
 
+    /// Returns the number and the entry of the base at the extent of a pointer, which it becomes
+    /// unless it is one.
+    pub fn base_at(&mut self, pointer: &Pointer) -> Result<(u32, Pointer)> {
+        let found = self.find_base(pointer, |it| it.extent_key() == pointer.extent_key())?;
+        found.map_or_else(|| self.add_base(pointer), Ok)
+    }
+
     /// Gives a number to a base whose entry is counted.
     pub fn enter_base(&mut self, entry: &Pointer) -> Result<u32> {
         if !entry.may_be_base() {
@@ -178,9 +151,6 @@ impl Txn {
         // Whoever decodes with it reads it through the store.
         self.core.out.flush(&self.core.store)?;
         self.add_stored(number, entry, Stored::Base(entry.clone()))?;
-        if let (Some(known), Some(front)) = (&mut self.core.bases, checksum_front(entry)) {
-            known.entry(front).or_default().push(number);
-        }
         Ok(number)
     }
 }

@@ -256,6 +256,7 @@ impl Txn {
         let extent = pointer
             .extent_key()
             .ok_or_else(|| Error::internal("a dictionary was stored without an extent"))?;
+        self.note_number(extent, number)?;
         self.core.new_dictionaries.push((number, extent));
         self.store().keep_stored(Kept { number, stored, standing: Standing::New });
         Ok(())

@@ -29,6 +29,7 @@ mod filling;
 pub mod format;
 mod gate;
 pub(crate) mod inflated;
+mod numbers;
 mod open;
 pub mod pack;
 mod pin;
@@ -137,6 +138,8 @@ pub struct Store {
     reuse: window::Reuse,
     /// The most recently used dictionaries, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
+    /// The numbers of the dictionaries and bases of a state, once one was looked for.
+    numbers: Mutex<Option<numbers::KnownNumbers>>,
     /// The part of the dedup index that is in memory.
     index: Mutex<index::Index>,
     /// Tells whether a file is in the scope of a snapshot of a directory.

@@ -194,6 +194,7 @@ impl Store {
             cut_short: Mutex::default(),
             reuse: window::Reuse::default(),
             dictionaries: Mutex::default(),
+            numbers: Mutex::default(),
             index: Mutex::default(),
             scope_test: OnceLock::new(),
             pin_limit: PinLimit::default(),

@@ -223,12 +223,7 @@ impl Optimisation {
         let Some(slot) = slot.filter(|slot| slot.segment() == Some(sector)) else {
             return Ok(None);
         };
-        let part = &slot.records[0].pointer;
-        let is_same = |entry: &Pointer| entry.extent_key() == part.extent_key();
-        if let Some((number, pointer)) = txn.find_base(part, is_same)? {
-            return Ok(Some(Base { number, pointer }));
-        }
-        let (number, pointer) = txn.add_base(part)?;
+        let (number, pointer) = txn.base_at(&slot.records[0].pointer)?;
         txn.commit(Durability::Visible)?;
         Ok(Some(Base { number, pointer }))
     }

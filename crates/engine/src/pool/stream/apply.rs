@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::body::{At, Body, travelling};
+use super::found_bases::FoundBases;
 use super::frame::Frame;
 use super::staging::Held;
 use crate::codec::{CodecId, Dictionary};
@@ -201,31 +202,38 @@ impl Apply {
         if entries::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
             return Err(refused(format!("expected a new dictionary, found {there} a second time")));
         }
-        let here = txn.add_dictionary(&Arc::new(Dictionary::new(bytes)), self.checksum)?;
+        // Each incremental stream brings what its records need.
+        let here = match txn.find_dictionary(bytes, self.checksum)? {
+            Some(here) => here,
+            None => txn.add_dictionary(&Arc::new(Dictionary::new(bytes)), self.checksum)?,
+        };
         entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
-    /// Stores a segment that others differ from.
-    fn base(
+    /// Stores a segment or record that others differ from, unless it is there.
+    pub(super) fn base(
         &self,
         txn: &mut Txn,
         there: u32,
-        pointer: &Pointer,
-        stored: &[u8],
+        (pointer, stored): (&Pointer, &[u8]),
         is_verified: bool,
+        found: &FoundBases,
     ) -> Result<()> {
         self.check_base(txn, there, pointer)?;
         if !is_verified {
             check_content(txn.store(), pointer, stored)?;
         }
         // Each incremental stream brings what its differences need.
-        if let Some((here, _)) = txn.find_base(pointer, |entry| travelling(entry) == *pointer)? {
-            let class = Identity::Dictionary;
-            return entries::set_identity(txn, self.key, class, there.into(), here.into());
-        }
-        let placed = store_as_sent(txn, pointer.clone(), stored)?;
-        txn.count_parts(&placed, 1)?;
-        let here = txn.enter_base(&placed)?;
+        let known = txn.find_base(pointer, |entry| travelling(entry) == *pointer)?;
+        let here = match (known, found.record(txn, pointer)?) {
+            (Some((here, _)), _) => here,
+            (None, Some(record)) => txn.add_base(&record)?.0,
+            (None, None) => {
+                let placed = store_as_sent(txn, pointer.clone(), stored)?;
+                txn.count_parts(&placed, 1)?;
+                txn.enter_base(&placed)?
+            }
+        };
         entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
@@ -252,7 +260,8 @@ impl Apply {
         is_verified: bool,
     ) -> Result<()> {
         if let Some(number) = at.base() {
-            return self.base(txn, number, &pointer, stored, is_verified);
+            let found = FoundBases::default();
+            return self.base(txn, number, (&pointer, stored), is_verified, &found);
         }
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
@@ -264,7 +273,9 @@ impl Apply {
             check_content(txn.store(), &pointer, stored)?;
         }
         check_place(txn, file, at, &pointer)?;
-        let (known, hash) = self.find_known(txn, file, at, &pointer, stored)?;
+        let (known, hash) = self.find_known(txn, file, at, &pointer, &|txn| {
+            Ok(check_content(txn.store(), &pointer, stored)?.into_owned())
+        })?;
         if let Some(known) = known {
             let pointer = Pointer { span_log2: pointer.span_log2, ..known };
             return add_file_extent(txn, at.tree, file, at.offset, &pointer);
@@ -302,7 +313,7 @@ impl Apply {
         file: FileId,
         at: At,
         pointer: &Pointer,
-        stored: &[u8],
+        content: &dyn Fn(&mut Txn) -> Result<Vec<u8>>,
     ) -> Result<(Option<Pointer>, Option<ContentHash>)> {
         let is_whole = (pointer.part_offset, pointer.len) == (0, pointer.extent_len);
         if at.tree != TreeId::Map || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
@@ -324,8 +335,7 @@ impl Apply {
             is_exact: false,
             is_draft: false,
         };
-        let content = check_content(txn.store(), pointer, stored)?.into_owned();
-        let job = Job::record(at.offset, content, pointer.span_log2);
+        let job = Job::record(at.offset, content(txn)?, pointer.span_log2);
         let jobs = [(&target, job)];
         let plan = dedup::plan(txn, &jobs, Workers::new(1))?.pop();
         let Some(Plan { content: Some(hash), known, replaces }) = plan else {
@@ -340,6 +350,22 @@ impl Apply {
             txn.forget_content(sector)?;
         }
         Ok((None, Some(hash)))
+    }
+
+    /// Like [`Apply::find_known`], for a record that is here but not found by its bytes yet: a base
+    /// came before its own record.
+    fn find_unfound(
+        &self,
+        txn: &mut Txn,
+        file: FileId,
+        at: At,
+        record: &Pointer,
+    ) -> Result<(Option<Pointer>, Option<ContentHash>)> {
+        let refs = record.sector().map(|sector| txn.refs(sector)).transpose()?.flatten();
+        if refs.is_some_and(|refs| refs.content.is_some() || refs.whole.is_some()) {
+            return Ok((None, None));
+        }
+        self.find_known(txn, file, at, record, &|txn| Ok(txn.read(record)?.as_slice().to_vec()))
     }
 
     /// Returns the pointer of an earlier frame.
@@ -399,9 +425,17 @@ impl Apply {
         }
         let file = self.file(txn, at.file)?;
         check_place(txn, file, at, &copy)?;
+        let (known, hash) = self.find_unfound(txn, file, at, &copy)?;
+        if let Some(known) = known {
+            let known = Pointer { span_log2: pointer.span_log2, ..known };
+            return add_file_extent(txn, at.tree, file, at.offset, &known);
+        }
         let copy = txn.share(&copy)?.ok_or_else(|| {
             Error::Invalid("a record has too many references to count another one".into())
         })?;
+        if let Some(hash) = hash {
+            txn.add_content(&copy, hash)?;
+        }
         add_file_extent(txn, at.tree, file, at.offset, &copy)
     }
 }

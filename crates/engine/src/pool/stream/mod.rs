@@ -42,12 +42,14 @@
 //!
 //! `send.rs` walks the data to send and `changes.rs` the changes; `receive.rs` handles connections,
 //! `apply.rs` applies frames, `update.rs` applies those of an incremental stream, whose records
-//! `staging.rs` has stored before, and `base.rs` finds the state it starts from.
+//! `staging.rs` has stored before, `base.rs` finds the state it starts from, and `found_bases.rs`
+//! what need not be stored a second time.
 
 mod apply;
 mod base;
 mod body;
 mod changes;
+mod found_bases;
 mod frame;
 mod receive;
 mod send;

@@ -346,6 +346,7 @@ impl<'p> Receive<'p> {
         if spooled <= self.batch_len_max as u64 {
             let mut staging = Staging::new((key, spooled), None);
             staging.read_all(frames);
+            staging.find_bases(self.pool)?;
             return Ok(Some(staging));
         }
         let checksum = self.pool.settings(ROOT)?.checksum;
@@ -363,6 +364,7 @@ impl<'p> Receive<'p> {
         };
         let what = (frames, self.batch_len_max);
         staging.stage(self.pool, what, &mut || self.transaction(), &mut commit)?;
+        staging.find_bases(self.pool)?;
         // What is left for the last transaction to sync is short then.
         make_durable(self.pool)?;
         Ok(Some(staging))
@@ -540,8 +542,15 @@ impl<'p> Receive<'p> {
         let (Some(key), Some(staging)) = (self.key, staging) else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
         let apply = Apply { key, root, checksum, from: self.from() };
+        // Bases are taken from records before these are changed.
         staging.each_read(self.pool, &mut |body| match body {
             Body::Known { file, path } => apply.know(txn, file, &path, changing),
+            Body::FileExtent { at, pointer, stored } => match at.base() {
+                Some(number) => {
+                    apply.base(txn, number, (&pointer, &stored), false, staging.found())
+                }
+                None => Ok(()),
+            },
             _ => Ok(()),
         })?;
         staging.each(self.pool, txn, &mut |txn, ready| match ready {

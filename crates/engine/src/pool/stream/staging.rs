@@ -16,6 +16,7 @@
 
 use super::apply::{check_content, decode, store_as_sent};
 use super::body::{At, Body, travelling};
+use super::found_bases::FoundBases;
 use super::frame::{Frame, FrameReader};
 use super::update::Spool;
 use crate::error::{Error, Location, Result};
@@ -79,6 +80,7 @@ pub(super) struct Staging {
     file: Option<FileId>,
     /// The length of that file.
     len: u64,
+    found: FoundBases,
     /// Keeps others from taking it for a leftover.
     _filling: Option<Filling>,
 }
@@ -86,7 +88,8 @@ pub(super) struct Staging {
 impl Staging {
     /// Prepares to apply frames that were collected in a file.
     pub fn new(collected: (FileId, u64), filling: Option<Filling>) -> Staging {
-        Staging { steps: Vec::new(), collected, file: None, len: 0, _filling: filling }
+        let found = FoundBases::default();
+        Staging { steps: Vec::new(), collected, file: None, len: 0, found, _filling: filling }
     }
 
     /// Stores the records of all frames. `begin` begins a transaction, and `commit` ends it, which
@@ -126,6 +129,26 @@ impl Staging {
     pub fn read_all(&mut self, frames: u64) {
         let from = Spot { byte: 0, number: 0 };
         self.steps = vec![Step::Read { from, count: frames }];
+    }
+
+    /// Looks for bases among the frames that are records of this pool.
+    pub fn find_bases(&mut self, pool: &Pool) -> Result<()> {
+        let mut bases = Vec::new();
+        self.each_read(pool, &mut |body| {
+            if let Body::FileExtent { at, pointer, .. } = body
+                && at.base().is_some()
+            {
+                bases.push(pointer);
+            }
+            Ok(())
+        })?;
+        self.found = FoundBases::search(pool, &bases)?;
+        Ok(())
+    }
+
+    /// The bases that are records of this pool.
+    pub fn found(&self) -> &FoundBases {
+        &self.found
     }
 
     fn read(&mut self, from: Spot) {

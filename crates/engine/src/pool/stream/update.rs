@@ -110,6 +110,7 @@ impl Apply {
         match body {
             // All of these were recorded before the first change.
             Body::Known { .. } => Ok(()),
+            Body::FileExtent { at, .. } if at.base().is_some() => Ok(()),
             Body::Object { parent: FileId(0), .. } => {
                 Err(refused("expected the scope that is there, found a new one"))
             }

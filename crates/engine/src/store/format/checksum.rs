@@ -21,6 +21,12 @@ pub enum ChecksumKind {
     Sha256 = 3,
 }
 
+/// Returns the first bytes of a checksum as a number.
+pub fn front(sum: &[u8; 32]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *sum;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
 impl ChecksumKind {
     /// Every kind, in the order of the numbers on disk.
     pub const ALL: [ChecksumKind; 3] =

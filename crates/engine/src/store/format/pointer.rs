@@ -8,7 +8,7 @@
 
 use crate::codec::{CodecId, Form};
 use crate::error::{Error, Found, Location, Result};
-use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::checksum::{self, ChecksumKind};
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::trees::TreeId;
 use crate::units::{Ashift, Run, Sector, Txg};
@@ -239,18 +239,14 @@ impl Pointer {
     /// for bytes with the same checksum and a different meaning.
     pub fn extent_key(&self) -> Option<ExtentKey> {
         match &self.place {
-            Place::Extent { sector, checksum, .. } => {
-                let mut sum = [0; 8];
-                sum.copy_from_slice(&checksum[..8]);
-                Some(ExtentKey {
-                    sector: *sector,
-                    checksum: u64::from_le_bytes(sum),
-                    codec: self.codec,
-                    filter: self.filter,
-                    dictionary: self.dictionary,
-                    extent_len: self.extent_len,
-                })
-            }
+            Place::Extent { sector, checksum, .. } => Some(ExtentKey {
+                sector: *sector,
+                checksum: checksum::front(checksum),
+                codec: self.codec,
+                filter: self.filter,
+                dictionary: self.dictionary,
+                extent_len: self.extent_len,
+            }),
             _ => None,
         }
     }

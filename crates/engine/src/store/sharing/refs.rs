@@ -72,11 +72,14 @@ impl Txn {
         }
     }
 
-    /// Makes an extent that this transaction stored findable by its content.
+    /// Makes an extent that this transaction stored, or a base, findable by its content.
     pub fn add_content(&mut self, pointer: &Pointer, hash: ContentHash) -> Result<()> {
         let Place::Extent { sector, .. } = pointer.place else { return Ok(()) };
         let content = Some((hash, Pointer { span_log2: 0, ..pointer.clone() }));
-        self.set_refs(sector, &Refs { content, ..Refs::one(pointer) })?;
+        let refs = self.refs(sector)?.unwrap_or_else(|| Refs::one(pointer));
+        // A base that came before its own record counts as a segment until then.
+        let (has_parts, len) = (false, pointer.extent_len);
+        self.set_refs(sector, &Refs { content, has_parts, len, ..refs })?;
         self.index_insert(hash.prefix(), sector)
     }
 

@@ -141,6 +141,10 @@ impl Txn {
                 store.own_txg.store(0, Ordering::Release);
             }
             let state = store.publish(written?);
+            match self.core.numbers.take() {
+                Some(numbers) => store.keep_numbers(numbers, &state),
+                None => store.keep_numbers_of(&self.core.base, &state),
+            }
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
         }

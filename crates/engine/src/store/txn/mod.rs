@@ -15,7 +15,7 @@ pub(in crate::store) mod provision;
 pub mod roots;
 pub(super) mod write_buffer;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -29,6 +29,7 @@ use super::format::superblock::{
     FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
 };
 use super::format::trees::{PerTree, TreeId};
+use super::numbers::Numbers;
 use super::pack::PACKED_TREES;
 use super::space::Space;
 use super::tail::Tail;
@@ -113,8 +114,8 @@ pub(super) struct TxnCore {
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added, with their extents.
     pub(super) new_dictionaries: Vec<(u32, ExtentKey)>,
-    /// The numbers of bases by the starts of their checksums, once one was looked for.
-    pub(in crate::store) bases: Option<HashMap<u64, Vec<u32>>>,
+    /// The numbers of dictionaries and bases, once one was looked for or added.
+    pub(in crate::store) numbers: Option<Numbers>,
     /// If the transaction restores an older state: runs that are free in that state but may be part
     /// of the newest durable one, and so must not be overwritten.
     pub(super) set_aside: Option<Vec<Run>>,
@@ -153,7 +154,7 @@ impl Txn {
             is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
-            bases: None,
+            numbers: None,
             set_aside: None,
             restored_durable: None,
             anchoring: Anchoring::IfRoom,
@@ -354,6 +355,9 @@ impl Drop for Txn {
         self.core.store.rotor.store(self.core.space.rotor.0, Ordering::Relaxed);
         for (number, extent) in &self.core.new_dictionaries {
             self.core.store.settle_dictionary(*number, *extent);
+        }
+        if let Some(numbers) = self.core.numbers.take() {
+            self.core.store.keep_numbers(numbers, &self.core.base);
         }
         self.index_given_up();
         if !self.core.published && self.core.out.written > 0 {

@@ -1,12 +1,12 @@
 //! Which databases are versions of one.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use crate::pool::optimize::arrange::rank;
 use crate::pool::optimize::sketch::Sketch;
-use crate::units::{FileId, Sector};
+use crate::units::FileId;
 
 /// How many databases are compared with each other, at most: of more, each has the versions next to
 /// it in time. Bounds memory: as many deltas for each place of a window.
@@ -21,8 +21,6 @@ pub(in crate::pool::optimize) struct Versions {
     pub(super) families: VecDeque<Family>,
     /// Where in the files of the first family the next step begins.
     pub(super) at: u64,
-    /// The numbers of the bases that there are, by their places, once they are needed.
-    pub(super) bases: Option<HashMap<Sector, u32>>,
 }
 
 /// What a database begins with.

@@ -287,7 +287,7 @@ impl Optimisation {
         Difference { stored, encoding }: &Difference,
         hash: Option<ContentHash>,
     ) -> Result<FileExtent> {
-        let number = self.base_number(txn, &base.record.pointer)?;
+        let (number, _) = txn.base_at(&base.record.pointer)?;
         let encoding = Encoding { dictionary: number, ..*encoding };
         let len = slots[0].len as u32;
         let pointer = txn.store_extent(stored, encoding, len, *checksum)?;
@@ -301,30 +301,6 @@ impl Optimisation {
             add_file_extent(txn, TreeId::Map, slot.file, slot.record.start, &record)?;
         }
         Ok(FileExtent { start: slots[0].record.start, pointer })
-    }
-
-    /// Returns the number of a record as a base, which it becomes unless it is one.
-    fn base_number(&mut self, txn: &mut Txn, record: &Pointer) -> Result<u32> {
-        let known = match &mut self.versions.bases {
-            Some(known) => known,
-            // Once: there may be as many as records.
-            unknown => {
-                let bases = txn.bases()?.into_iter();
-                let entries = bases.filter_map(|(number, base)| Some((base.sector()?, number)));
-                unknown.insert(entries.collect())
-            }
-        };
-        let sector = record.sector().ok_or_else(|| Error::internal("a base has no extent"))?;
-        if let Some(number) = known.get(&sector)
-            && let Some(entry) = txn.dictionary_entry(*number)?
-            && entry.is_base()
-            && entry.extent_key() == record.extent_key()
-        {
-            return Ok(*number);
-        }
-        let (number, _) = txn.add_base(record)?;
-        known.insert(sector, number);
-        Ok(number)
     }
 }
 

@@ -1,14 +1,19 @@
 //! Streams with bases and what differs from them: what belongs together arrives once, and changed
 //! frames do no harm.
 
+use std::sync::Arc;
+
 use super::{frame_starts, seal};
-use crate::codec::Compression;
+use crate::codec::{Compression, Dictionary};
 use crate::error::{Error, Result};
+use crate::pool::namespace::entries;
 use crate::pool::stream::body::{At, Body, travelling};
 use crate::pool::{Again, Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
-use crate::store::Patience;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
+use crate::store::{Durability, Patience};
+use crate::test_common::databases::counting_database;
 use crate::test_common::segments::{
     GOAL, compact, empty_pool, optimize, pool_of, put, stream_of, used,
 };
@@ -260,6 +265,27 @@ fn mutated_frames_do_no_harm() {
     assert!(taken > 30 && refused > 30, "{taken} {refused}");
 }
 
+/// Receives a stream and then many forms of the next one.
+fn mutated_frames_after(first: &[u8], second: &[u8], seeds: std::ops::Range<u64>) {
+    let (header, all) = bodies(second);
+    assert!(base_at(&all) > 0, "it brings a base");
+    let (mut taken, mut refused) = (0, 0);
+    for seed in seeds {
+        let mut rng = Rng(seed);
+        let mut bad = all.clone();
+        for _ in 0..rng.below(4) {
+            mutate(&mut rng, &mut bad);
+        }
+        let pool = target(rng.pick(&["off", "on"]));
+        receive(&pool, first, 0, false).unwrap();
+        match is_taken(&pool, &build(&header, &bad), seed, &mut rng, true) {
+            true => taken += 1,
+            false => refused += 1,
+        }
+    }
+    assert!(taken > 30 && refused > 30, "{taken} {refused}");
+}
+
 #[test]
 fn mutated_frames_of_incremental_streams_do_no_harm() {
     let source = source();
@@ -270,23 +296,23 @@ fn mutated_frames_of_incremental_streams_do_no_harm() {
     optimize(&source, goal(Again::Related));
     source.remove_at(b"v1", 0).unwrap();
     source.create_snapshot(ROOT, b"two", 0).unwrap();
-    let (header, all) = bodies(&stream_of(&source, b"two", Some(b"one")));
-    assert!(base_at(&all) > 0, "it brings a base");
-    let (mut taken, mut refused) = (0, 0);
-    for seed in 0..300 {
-        let mut rng = Rng(seed);
-        let mut bad = all.clone();
-        for _ in 0..rng.below(4) {
-            mutate(&mut rng, &mut bad);
-        }
-        let pool = target(rng.pick(&["off", "on"]));
-        receive(&pool, &first, 0, false).unwrap();
-        match is_taken(&pool, &build(&header, &bad), seed, &mut rng, true) {
-            true => taken += 1,
-            false => refused += 1,
-        }
+    mutated_frames_after(&first, &stream_of(&source, b"two", Some(b"one")), 0..300);
+}
+
+/// The same with bases that are records of the receiver.
+#[test]
+fn mutated_frames_of_incremental_streams_of_versions_do_no_harm() {
+    let database = |n| (format!("v{n}").into_bytes(), counting_database(5, 40_000, n));
+    let (_, source) = pool_of(&vec![database(4)], &[(Property::RecordSize, "16K")]);
+    source.create_snapshot(ROOT, b"one", 0).unwrap();
+    let first = stream_of(&source, b"one", None);
+    for (path, bytes) in (0..3).map(database) {
+        put(&source, &path, &bytes);
     }
-    assert!(taken > 30 && refused > 30, "{taken} {refused}");
+    let report = optimize(&source, goal(Again::No));
+    assert!(report.version_differences > 3, "{report:?}");
+    source.create_snapshot(ROOT, b"two", 0).unwrap();
+    mutated_frames_after(&first, &stream_of(&source, b"two", Some(b"one")), 0..200);
 }
 
 /// Each incremental stream brings the base once more, of which the receiver keeps one.
@@ -308,8 +334,35 @@ fn a_base_that_came_before_is_not_kept_twice() {
     }
 }
 
+/// Neither does the receiver keep a dictionary twice.
+#[test]
+fn a_dictionary_that_came_before_is_not_kept_twice() {
+    let dictionary = Arc::new(Dictionary::new(Rng(1).noise(6000)));
+    let (_, source) = pool_of(&vec![], &[]);
+    let pool = target("off");
+    let mut last = None;
+    for name in [b"one", b"two"] {
+        let file = put(&source, name, &version(1)).id();
+        let mut txn = source.store().begin(ChecksumKind::Xxh3).unwrap();
+        let number = match txn.find_dictionary(dictionary.bytes(), ChecksumKind::Xxh3).unwrap() {
+            Some(number) => number,
+            None => txn.add_dictionary(&dictionary, ChecksumKind::Xxh3).unwrap(),
+        };
+        entries::set_dictionary(&mut txn, file, number).unwrap();
+        txn.commit(Durability::Visible).unwrap();
+        source.create_snapshot(ROOT, name, 0).unwrap();
+        let last = last.replace(name);
+        receive(&pool, &stream_of(&source, name, last.map(|name| &name[..])), 0, false).unwrap();
+    }
+    for pool in [source, pool] {
+        let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+        assert_eq!(txn.dictionaries().unwrap().len(), 1);
+        drop(txn);
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
+}
+
 fn databases() -> Pool {
-    use crate::test_common::databases::counting_database;
     let files = (0..4).map(|n| (format!("v{n}").into_bytes(), counting_database(5, 40_000, n)));
     let (_, pool) = pool_of(&files.collect(), &[(Property::RecordSize, "16K")]);
     let report = optimize(&pool, goal(Again::No));
