@@ -76,6 +76,30 @@ fn a_vacuumed_pool_shrinks() {
     assert_whole(&pool, expected);
 }
 
+/// What snapshots hold is not moved, so the space before it stays; that is said.
+#[test]
+fn space_before_what_snapshots_hold_stays_and_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let pool = directory.path().join("a.hpk");
+    let part = |inner: &str| common::with_ending(&pool, inner);
+    for name in ["a", "b"] {
+        let file = directory.path().join(name);
+        fs::write(&file, common::random_bytes(3 << 20, u64::from(name.as_bytes()[0]))).unwrap();
+        hardpack().args(["put", "-q"]).arg(&file).arg(part("/")).assert().success();
+    }
+    hardpack().arg("rm").arg(part("/a")).assert().success();
+    let told = " MiB stay free for new data: what snapshots hold behind it is not moved";
+    for is_held in [true, false] {
+        let command = if is_held { "snapshot" } else { "destroy" };
+        hardpack().arg(command).arg(part("@now")).assert().success();
+        for option in [&["--estimate"][..], &[]] {
+            let text = stdout_of(hardpack().arg("compact").args(option).arg(&pool));
+            assert_eq!(text.contains(told), is_held, "{option:?}: {text}");
+        }
+        assert_eq!(len(&pool) > 6 << 20, is_held);
+    }
+}
+
 /// What closing a pool commits counts as well.
 #[test]
 fn the_length_that_is_told_is_that_of_the_file() {

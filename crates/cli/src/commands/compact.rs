@@ -22,6 +22,9 @@ use crate::{pool_file, signals, text};
 /// How long to retry while other processes hold the pool.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Less free space than this is not worth a word.
+const FREE_LEN_MIN: u64 = 1 << 20;
+
 pub fn run(args: &CompactArgs) -> Result<ExitCode, Failure> {
     signals::catch("the pool is whole; run the command again to continue");
     if args.estimate {
@@ -44,13 +47,15 @@ fn estimate(args: &CompactArgs) -> Result<(), Reason> {
             "move_bytes": found.move_bytes,
         }));
     }
+    let after = found.pool_bytes.saturating_sub(found.gain_bytes);
     output::print_line(format_args!(
-        "{}: {}, of which {} in use; compacting would move about {} and free about {}",
+        "{}: {}, of which {} in use; compacting would move about {} and free about {}{}",
         text::path(&args.pool),
         bytes(found.pool_bytes, false),
         bytes(found.used_bytes, false),
         bytes(found.move_bytes, false),
         bytes(found.gain_bytes, false),
+        stays_free(&pool, after, found.used_bytes)?,
     ))
 }
 
@@ -63,6 +68,8 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     let label = format!("compacting {}", text::path(&args.pool));
     let mut progress = Progress::new(label, total, args.quiet);
     let done = work(&mut compaction, &mut progress);
+    let CompactReport { after_bytes, used_bytes, .. } = compaction.report();
+    let stays_free = stays_free(&pool, after_bytes, used_bytes)?;
     let mut report = compaction.report();
     let done = done.and_then(|()| {
         progress.finish();
@@ -71,7 +78,21 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     done.map_err(|reason| what_was_done(reason, &pool, &report))?;
     // What closing the pool commits may lengthen it by some sectors. It may have been renamed.
     report.after_bytes = fs::metadata(&args.pool).map_or(report.after_bytes, |it| it.len());
-    report_on(args, &report, began)
+    report_on(args, &report, &stays_free, began)
+}
+
+/// Says how much of a pool of this length stays free although it was compacted, if snapshots are
+/// the reason.
+fn stays_free(pool: &Pool, len: u64, used_len: u64) -> Result<String, Reason> {
+    let free_len = len.saturating_sub(used_len);
+    let is_much = free_len > FREE_LEN_MIN && free_len > len / 16;
+    Ok(match is_much && !pool.snapshots()?.is_empty() {
+        true => {
+            let free = bytes(free_len, false);
+            format!("; {free} stay free for new data: what snapshots hold behind it is not moved")
+        }
+        false => String::new(),
+    })
 }
 
 /// Takes steps until nothing is left to do.
@@ -109,7 +130,12 @@ fn what_was_done(reason: Reason, pool: &Pool, report: &CompactReport) -> Reason 
     ))
 }
 
-fn report_on(args: &CompactArgs, report: &CompactReport, began: Instant) -> Result<(), Reason> {
+fn report_on(
+    args: &CompactArgs,
+    report: &CompactReport,
+    stays_free: &str,
+    began: Instant,
+) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
     if args.json {
         return output::print_json(&json!({
@@ -128,12 +154,12 @@ fn report_on(args: &CompactArgs, report: &CompactReport, began: Instant) -> Resu
     if report.steps == 0 {
         let now = bytes(report.after_bytes, false);
         return output::print_line(format_args!(
-            "{}: {now}, nothing to gain",
+            "{}: {now}, nothing to gain{stays_free}",
             text::path(&args.pool)
         ));
     }
     output::print_line(format_args!(
-        "{}: {} -> {}, {} moved in {seconds:.1} s",
+        "{}: {} -> {}, {} moved in {seconds:.1} s{stays_free}",
         text::path(&args.pool),
         bytes(report.before_bytes, false),
         bytes(report.after_bytes, false),
