@@ -56,10 +56,20 @@ pub struct Reason {
     pub text: String,
     pub hint: Option<String>,
     pub code: Code,
+    kind: Kind,
+}
+
+/// Which reasons are treated differently.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Nothing of the kind.
+    Other,
     /// It is stdout that could not be written, whatever the command was about.
-    is_of_stdout: bool,
+    Stdout,
     /// The reader of our output has gone away; that is not a failure.
-    is_broken_pipe: bool,
+    BrokenPipe,
+    /// The pool cannot be written.
+    ReadOnlyPool,
 }
 
 /// Brings a reason through the engine, whose callbacks can fail only with its own errors.
@@ -96,13 +106,12 @@ pub struct Failure {
 
 impl Reason {
     pub fn new(code: Code, text: impl Into<String>) -> Reason {
-        let (is_of_stdout, is_broken_pipe) = (false, false);
-        Reason { text: text.into(), hint: None, code, is_of_stdout, is_broken_pipe }
+        Reason { text: text.into(), hint: None, code, kind: Kind::Other }
     }
 
     /// Whether the pool cannot be written.
     pub fn is_read_only(&self) -> bool {
-        self.hint.as_deref() == Some(READ_ONLY_HINT)
+        self.kind == Kind::ReadOnlyPool
     }
 
     /// The reason for stopping after a signal.
@@ -117,13 +126,16 @@ impl Reason {
 
     /// The reason for a failed write to stdout.
     pub fn stdout(error: io::Error) -> Reason {
-        let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
-        Reason { is_of_stdout: true, is_broken_pipe, ..Reason::from(error) }
+        let kind = match error.kind() {
+            io::ErrorKind::BrokenPipe => Kind::BrokenPipe,
+            _ => Kind::Stdout,
+        };
+        Reason { kind, ..Reason::from(error) }
     }
 
     /// Adds what could not be done, and to what.
     pub fn cannot(self, action: &'static str, what: impl Display) -> Failure {
-        let (action, what) = match self.is_of_stdout {
+        let (action, what) = match matches!(self.kind, Kind::Stdout | Kind::BrokenPipe) {
             true => ("write to", "standard output".into()),
             false => (action, what.to_string()),
         };
@@ -165,7 +177,7 @@ impl Failure {
 
     /// Writes the failure to stderr, and returns the exit code.
     pub fn report(&self) -> ExitCode {
-        if self.reason.is_broken_pipe {
+        if self.reason.kind == Kind::BrokenPipe {
             return ExitCode::SUCCESS;
         }
         output::tell(format_args!(
@@ -236,7 +248,9 @@ impl From<Error> for Reason {
             Error::Busy => of(Code::InUse),
             Error::Stopped => Reason::interrupted(),
             Error::NoSpace => of(Code::Cannot).hint(FULL_HINT),
-            Error::ReadOnly(_) => of(Code::Cannot).hint(READ_ONLY_HINT),
+            Error::ReadOnly(_) => {
+                Reason { kind: Kind::ReadOnlyPool, ..of(Code::Cannot).hint(READ_ONLY_HINT) }
+            }
             Error::NotFound { what: "state", name } => {
                 let number = name.trim_start_matches("txg ");
                 Reason::new(Code::Cannot, format!("there is no state {number}"))
