@@ -14,7 +14,6 @@ use common::segments::{
     pointers_at, pool_of, put, recorded, reopened, repack, sent, stream_of, used,
 };
 use common::{Rng, problems, read_all};
-use hardpack_engine::FileId;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
@@ -243,82 +242,6 @@ fn differences_are_received_beside_equal_records() {
             .unwrap();
         assert_holds(&target, &below_copy(&files));
     }
-}
-
-/// How many bases a pool has, and how many of them are records of its first snapshot.
-fn bases_of(pool: &Pool, scope: FileId) -> (usize, usize) {
-    let kept = pool.open_snapshot(scope, b"one").unwrap();
-    let records: HashSet<_> = pointers(&kept).iter().map(Pointer::extent_key).collect();
-    let bases = pool.store().bases_in(&pool.state()).unwrap();
-    let shared = bases.values().filter(|base| records.contains(&base.extent_key()));
-    (bases.len(), shared.count())
-}
-
-/// What has become a base since the last stream comes once more, and is taken from the record that
-/// is there, even if this stream removes it.
-#[test]
-fn records_that_became_bases_are_not_kept_twice() {
-    // Streams are applied with their records read then, or staged before.
-    for (dedup, batch_len) in [("off", 1 << 30), ("on", 0), ("off", 0)] {
-        for is_removed in [false, true] {
-            let mut files = days();
-            // The newest comes first, from which the others are to differ.
-            let newest = files.split_off(files.len() - 1);
-            let (_, pool) = pool_of(&newest, &[]);
-            let (_, target) = empty_pool(&[(Property::Dedup, dedup)]);
-            let copy = || target.resolve(b"copy").unwrap().file;
-            let receive = |name: &[u8], base: Option<&[u8]>| {
-                pool.create_snapshot(ROOT, name, 0).unwrap();
-                let options = ReceiveOptions { batch_len, ..ReceiveOptions::default() };
-                let stream = stream_of(&pool, name, base);
-                target.receive(ROOT, b"copy", &mut &stream[..], &options, &mut |_| {}).unwrap();
-            };
-            receive(b"one", None);
-            files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-            assert!(optimize(&pool, GOAL).version_differences > 8);
-            match is_removed {
-                true => pool.remove_at(&newest[0].0, 0).unwrap(),
-                false => files.extend(newest),
-            }
-            receive(b"two", Some(b"one"));
-            let (of_source, of_target) = (bases_of(&pool, ROOT), bases_of(&target, copy()));
-            assert!(of_source.1 > 3, "{of_source:?}");
-            assert_eq!(of_source, of_target, "{dedup} {batch_len} {is_removed}");
-            assert!(used(&target) < used(&pool) + 30_000, "{} {}", used(&target), used(&pool));
-            assert_holds(&target, &below_copy(&files));
-            assert_eq!(problems(&target).unwrap(), Vec::<String>::new());
-            // The bases come once more, and are there.
-            put(&pool, b"day0 again", &files[1].1);
-            optimize(&pool, GOAL);
-            receive(b"three", Some(b"two"));
-            assert_eq!(bases_of(&target, copy()), of_target);
-            assert_holds(&target, &below_copy(&files));
-        }
-    }
-}
-
-/// A base comes before its own record, and can be found by its bytes after that.
-#[test]
-fn received_bases_are_found_by_their_bytes() {
-    let mut files = days();
-    let (_, pool) = pool_of(&files, &[]);
-    assert!(optimize(&pool, GOAL).version_differences > 8);
-    pool.create_snapshot(ROOT, b"s", 0).unwrap();
-    let (device, target) = empty_pool(&[(Property::Dedup, "on")]);
-    let stream = stream_of(&pool, b"s", None);
-    let options = ReceiveOptions::default();
-    target.receive(ROOT, b"copy", &mut &stream[..], &options, &mut |_| {}).unwrap();
-    files = below_copy(&files);
-    for day in [0, DAYS as usize - 1] {
-        let (before, again) = (used(&target), format!("day{day} again").into_bytes());
-        put(&target, &again, &files[day].1);
-        assert!(used(&target) < before + 8000, "day {day}: {} {before}", used(&target));
-        files.push((again, files[day].1.clone()));
-    }
-    assert_holds(&target, &files);
-    assert_eq!(problems(&target).unwrap(), Vec::<String>::new());
-    target.close().unwrap();
-    assert_holds(&reopened(&device), &files);
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //!   to, not by its number. The only exception is the transaction that added it, while it lasts.
 //! * Bytes compressed with an uncommitted dictionary do not stay in the cache.
 
+use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::extent::Encoding;
@@ -30,9 +31,19 @@ pub const DICTIONARY_LEN_MAX: usize = 256 << 10;
 /// How many dictionaries are kept prepared: pools have one or two per file.
 const KEPT_COUNT: usize = 8;
 
+/// What is in memory.
+#[derive(Debug, Default)]
+pub(super) struct Prepared {
+    /// What the transaction in progress has added, or the tree no longer leads to: maybe as many as
+    /// there are records.
+    new: HashMap<u32, Stored>,
+    /// The others that were used last.
+    recent: Vec<Kept>,
+}
+
 /// A dictionary in memory.
 #[derive(Debug)]
-pub(super) struct Kept {
+struct Kept {
     number: u32,
     stored: Stored,
     standing: Standing,
@@ -50,21 +61,25 @@ pub(super) enum Stored {
 /// How far a dictionary in memory may be trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Standing {
-    /// The transaction that added it is still in progress, or the tree no longer leads to it.
-    New,
     /// It is stored in this extent, whether or not any committed state leads there.
     At(ExtentKey),
     /// A committed state led to the first extent; the root of its dictionary tree is the second.
     Committed(ExtentKey, ExtentKey),
 }
 
+impl Prepared {
+    fn keep(&mut self, new: Kept) {
+        self.recent.retain(|old| old.number != new.number);
+        self.recent.insert(0, new);
+        self.recent.truncate(KEPT_COUNT);
+    }
+}
+
 impl Kept {
-    /// The extent that holds it, if known.
-    fn extent(&self) -> Option<ExtentKey> {
-        match self.standing {
-            Standing::New => None,
-            Standing::At(extent) | Standing::Committed(extent, _) => Some(extent),
-        }
+    /// The extent that holds it.
+    fn extent(&self) -> ExtentKey {
+        let (Standing::At(extent) | Standing::Committed(extent, _)) = self.standing;
+        extent
     }
 }
 
@@ -125,18 +140,24 @@ impl Store {
         };
         let root = state.superblock.roots[TreeId::Dictionaries].as_ref();
         let root = root.and_then(Pointer::extent_key);
-        let (stored, standing) = self.find_kept(number).unzip();
-        match (&stored, &standing) {
-            (Some(stored), Some(Standing::New)) => return Ok(stored.clone()),
-            (Some(stored), Some(Standing::Committed(_, known))) if Some(*known) == root => {
-                return Ok(stored.clone());
+        let committed = {
+            let prepared = self.prepared();
+            if let Some(new) = prepared.new.get(&number) {
+                return Ok(new.clone());
             }
-            _ => {}
+            let kept = prepared.recent.iter().find(|kept| kept.number == number);
+            kept.and_then(|kept| match kept.standing {
+                Standing::Committed(_, root) => Some((kept.stored.clone(), root)),
+                Standing::At(_) => None,
+            })
+        };
+        if let Some((stored, _)) = committed.as_ref().filter(|(_, known)| Some(*known) == root) {
+            return Ok(stored.clone());
         }
         let tree = &state.trees[TreeId::Dictionaries];
         let Some(value) = tree.get(&mut &*self, &dictionary_key(number))? else {
             // The read is of a state that is not the newest; the number has not been reused since.
-            if let (Some(stored), Some(Standing::Committed(..))) = (stored, standing) {
+            if let Some((stored, _)) = committed {
                 return Ok(stored);
             }
             let place = TreeId::Dictionaries.location();
@@ -144,42 +165,39 @@ impl Store {
             return Err(Error::corrupt("dictionary", place, what));
         };
         let pointer = pointer_in(TreeId::Dictionaries, &dictionary_key(number), &value)?;
-        let committed = pointer.extent_key().zip(root);
-        let Some(standing) = committed.map(|(at, root)| Standing::Committed(at, root)) else {
+        let Some((at, root)) = pointer.extent_key().zip(root) else {
             let what = "expected a pointer to an extent, found one that holds bytes itself";
             return Err(Error::corrupt("dictionary", place_of(number), what));
         };
-        let is_same =
-            |kept: &Kept| kept.extent().is_some() && kept.extent() == pointer.extent_key();
-        if let Some(kept) =
-            self.kept().iter_mut().find(|kept| kept.number == number && is_same(kept))
-        {
+        let standing = Standing::Committed(at, root);
+        let is_same = |kept: &&mut Kept| kept.number == number && kept.extent() == at;
+        if let Some(kept) = self.prepared().recent.iter_mut().find(is_same) {
             kept.standing = standing;
             return Ok(kept.stored.clone());
         }
-        self.load_stored(number, &pointer, standing)
-    }
-
-    fn find_kept(&self, number: u32) -> Option<(Stored, Standing)> {
-        let kept = self.kept();
-        let kept = kept.iter().find(|kept| kept.number == number)?;
-        Some((kept.stored.clone(), kept.standing.clone()))
+        let stored = self.load_stored(number, &pointer)?;
+        self.prepared().keep(Kept { number, stored: stored.clone(), standing });
+        Ok(stored)
     }
 
     /// Loads and keeps a dictionary that the tree no longer leads to.
     pub(crate) fn adopt_dictionary(&self, key: &[u8], pointer: &Pointer) {
         // If it cannot be read, neither can anything that was compressed with it.
-        let _ = parse_dictionary_key(key)
-            .and_then(|number| self.load_stored(number, pointer, Standing::New));
+        let _ = parse_dictionary_key(key).and_then(|number| self.load_new(number, pointer));
     }
 
-    fn load_stored(&self, number: u32, pointer: &Pointer, standing: Standing) -> Result<Stored> {
-        let stored = match pointer.is_base() {
+    /// Loads what the tree of the newest state does not lead to.
+    fn load_new(&self, number: u32, pointer: &Pointer) -> Result<()> {
+        let stored = self.load_stored(number, pointer)?;
+        self.keep_new(number, stored);
+        Ok(())
+    }
+
+    fn load_stored(&self, number: u32, pointer: &Pointer) -> Result<Stored> {
+        Ok(match pointer.is_base() {
             true => Stored::Base(pointer.clone()),
             false => Stored::Dictionary(self.load_dictionary(number, pointer)?),
-        };
-        self.keep_stored(Kept { number, stored: stored.clone(), standing });
-        Ok(stored)
+        })
     }
 
     fn load_dictionary(&self, number: u32, pointer: &Pointer) -> Result<Arc<Dictionary>> {
@@ -195,27 +213,23 @@ impl Store {
         Ok(Arc::new(Dictionary::new(bytes.as_slice())))
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn prepared(&self) -> MutexGuard<'_, Prepared> {
         self.dictionaries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep_stored(&self, new: Kept) {
-        let mut kept = self.kept();
-        kept.retain(|old| old.number != new.number);
-        kept.insert(0, new);
-        while kept.len() > KEPT_COUNT
-            && let Some(oldest) = kept.iter().rposition(|kept| kept.standing != Standing::New)
-        {
-            kept.remove(oldest);
-        }
+    fn keep_new(&self, number: u32, stored: Stored) {
+        let mut prepared = self.prepared();
+        prepared.recent.retain(|old| old.number != number);
+        prepared.new.insert(number, stored);
     }
 
     /// Notes that the transaction that added a dictionary in this extent has ended. Only the
     /// committed states tell whether it was committed.
     pub(super) fn settle_dictionary(&self, number: u32, extent: ExtentKey) {
-        let mut kept = self.kept();
-        let ended = kept.iter_mut().filter(|kept| kept.number == number);
-        ended.for_each(|kept| kept.standing = Standing::At(extent));
+        let mut prepared = self.prepared();
+        if let Some(stored) = prepared.new.remove(&number) {
+            prepared.keep(Kept { number, stored, standing: Standing::At(extent) });
+        }
     }
 }
 
@@ -250,6 +264,22 @@ impl Txn {
         pointer: &Pointer,
         stored: Stored,
     ) -> Result<()> {
+        self.enter_number(number, pointer)?;
+        self.store().keep_new(number, stored);
+        Ok(())
+    }
+
+    /// Gives a number to what it stands for in a snapshot. Its entry there, `pointer`, is counted.
+    pub fn restore_number(&mut self, number: u32, pointer: &Pointer) -> Result<()> {
+        self.enter_number(number, pointer)?;
+        match self.store().load_new(number, pointer) {
+            // Neither can anything be read that was compressed with it; the rest can.
+            Err(error) if error.is_corruption() => Ok(()),
+            loaded => loaded,
+        }
+    }
+
+    fn enter_number(&mut self, number: u32, pointer: &Pointer) -> Result<()> {
         let ashift = self.store().ashift();
         self.stats_mut().count_node(pointer, ashift, true);
         self.insert(TreeId::Dictionaries, &dictionary_key(number), &pointer.to_bytes())?;
@@ -257,15 +287,13 @@ impl Txn {
             .extent_key()
             .ok_or_else(|| Error::internal("a dictionary was stored without an extent"))?;
         self.note_number(extent, number)?;
-        self.core.new_dictionaries.push((number, extent));
-        self.store().keep_stored(Kept { number, stored, standing: Standing::New });
+        self.core.new_dictionaries.insert(number, extent);
         Ok(())
     }
 
     /// Whether the bytes behind a pointer may stay in the cache.
     pub(super) fn may_cache(&self, pointer: &Pointer) -> bool {
-        let new = &self.core.new_dictionaries;
-        pointer.dictionary == 0 || new.iter().all(|(number, _)| *number != pointer.dictionary)
+        !self.core.new_dictionaries.contains_key(&pointer.dictionary)
     }
 
     /// Removes a dictionary that no pointer names any more.

@@ -137,7 +137,7 @@ pub struct Store {
     /// Whether it pays off to decompress more than was requested.
     reuse: window::Reuse,
     /// The most recently used dictionaries, prepared.
-    dictionaries: Mutex<Vec<dictionaries::Kept>>,
+    dictionaries: Mutex<dictionaries::Prepared>,
     /// The numbers of the dictionaries and bases of a state, once one was looked for.
     numbers: Mutex<Option<numbers::KnownNumbers>>,
     /// The part of the dedup index that is in memory.

@@ -230,7 +230,5 @@ pub(super) fn bring_dictionary(txn: &mut Txn, origin: &Origin, number: u32) -> R
         Error::corrupt("dictionary", place, "expected one that a record needs, found none")
     })?;
     let pointer = share(txn, &pointer_in(TreeId::Dictionaries, &key, &value)?)?;
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_node(&pointer, ashift, true);
-    txn.insert(TreeId::Dictionaries, &key, &pointer.to_bytes()).map(drop)
+    txn.restore_number(number, &pointer)
 }

@@ -224,7 +224,8 @@ impl Apply {
             check_content(txn.store(), pointer, stored)?;
         }
         // Each incremental stream brings what its differences need.
-        let known = txn.find_base(pointer, |entry| travelling(entry) == *pointer)?;
+        let is_same = |it: &Pointer| travelling(it) == *pointer && !found.is_damaged(it);
+        let known = txn.find_base(pointer, is_same)?;
         let here = match (known, found.record(txn, pointer)?) {
             (Some((here, _)), _) => here,
             (None, Some(record)) => txn.add_base(&record)?.0,
@@ -365,7 +366,13 @@ impl Apply {
         if refs.is_some_and(|refs| refs.content.is_some() || refs.whole.is_some()) {
             return Ok((None, None));
         }
-        self.find_known(txn, file, at, record, &|txn| Ok(txn.read(record)?.as_slice().to_vec()))
+        let found = self
+            .find_known(txn, file, at, record, &|txn| Ok(txn.read(record)?.as_slice().to_vec()));
+        match found {
+            // Damage of a base is no reason to refuse what shares it.
+            Err(error) if error.is_corruption() => Ok((None, None)),
+            found => found,
+        }
     }
 
     /// Returns the pointer of an earlier frame.

@@ -5,7 +5,7 @@
 //! anywhere. The map is searched before the transaction that applies the stream, as it may take a
 //! while, and each place is looked at again within it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::body::{At, travelling};
 use crate::error::Result;
@@ -13,16 +13,21 @@ use crate::pool::Pool;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{file_extent_key, parse_file_extent};
 use crate::store::Txn;
-use crate::store::format::pointer::Pointer;
+use crate::store::format::pointer::{ExtentKey, Pointer};
 use crate::store::trees::TreeId;
 use crate::units::FileId;
 
 /// How many records are looked at before others get their turn.
 const LOOK_COUNT: usize = 4096;
 
-/// Where records lie that a stream brings as bases, by the starts of their checksums.
+/// What there is of the bases of a stream.
 #[derive(Default, Debug)]
-pub(super) struct FoundBases(HashMap<u64, At>);
+pub(super) struct FoundBases {
+    /// Where the same records lie, by the starts of their checksums.
+    records: HashMap<u64, At>,
+    /// Bases that cannot be read: the stream brings sound ones.
+    damaged: HashSet<ExtentKey>,
+}
 
 /// The pointer of a base or record as the entry of a base is sent.
 fn as_entry(pointer: &Pointer) -> Pointer {
@@ -31,6 +36,14 @@ fn as_entry(pointer: &Pointer) -> Pointer {
 
 fn front(pointer: &Pointer) -> Option<u64> {
     pointer.extent_key().map(|key| key.checksum)
+}
+
+/// Whether the stored bytes are there. If not, the stream brings them.
+fn is_sound(source: &Committed<'_>, pointer: &Pointer) -> Result<bool> {
+    match source.store.read_stored(pointer) {
+        Err(error) if error.is_corruption() => Ok(false),
+        read => read.map(|_| true),
+    }
 }
 
 /// Looks for bases among some records from a key on. Returns where they lie, and the key of the
@@ -48,12 +61,7 @@ fn look(
         let (file, extent) = parse_file_extent(TreeId::Map, key, value)?;
         let pointer = &extent.pointer;
         let Some(front) = front(pointer) else { continue };
-        if sought.get(&front) == Some(&as_entry(pointer)) {
-            match source.store.read_stored(pointer) {
-                // The stream brings it whole.
-                Err(error) if error.is_corruption() => continue,
-                read => drop(read?),
-            }
+        if sought.get(&front) == Some(&as_entry(pointer)) && is_sound(source, pointer)? {
             found.push((front, At { tree: TreeId::Map, file, offset: extent.start }));
         }
     }
@@ -61,18 +69,25 @@ fn look(
 }
 
 impl FoundBases {
-    /// Looks for the records that are the same as these bases of a stream. Those that are bases
-    /// here are left out.
+    /// Looks for the records that are the same as these bases of a stream, unless they are bases
+    /// here as well.
     pub fn search(pool: &Pool, bases: &[Pointer]) -> Result<FoundBases> {
         let mut sought: HashMap<u64, Pointer> =
             bases.iter().filter_map(|base| Some((front(base)?, as_entry(base)))).collect();
+        let mut damaged = HashSet::new();
         if !sought.is_empty() {
             let known = pool.read(|source| source.store.bases_in(source.state))?;
-            for known in known.values().filter_map(front) {
-                sought.remove(&known);
+            for known in known.into_values() {
+                let Some(key) = known.extent_key() else { continue };
+                if sought.get(&key.checksum) == Some(&as_entry(&known)) {
+                    match pool.read(|source| is_sound(source, &known))? {
+                        true => drop(sought.remove(&key.checksum)),
+                        false => drop(damaged.insert(key)),
+                    }
+                }
             }
         }
-        let mut found = HashMap::new();
+        let mut records = HashMap::new();
         let mut from = file_extent_key(FileId(0), 0).to_vec();
         while !sought.is_empty() {
             let looked_at = pool.read(|source| look(source, &from, &sought));
@@ -84,16 +99,23 @@ impl FoundBases {
             for (front, _) in &some {
                 sought.remove(front);
             }
-            found.extend(some);
+            records.extend(some);
             let Some(last) = last else { break };
             from = [last, vec![0]].concat();
         }
-        Ok(FoundBases(found))
+        Ok(FoundBases { records, damaged })
+    }
+
+    /// Whether a base was found to be damaged.
+    pub fn is_damaged(&self, entry: &Pointer) -> bool {
+        entry.extent_key().is_some_and(|key| self.damaged.contains(&key))
     }
 
     /// Returns the record that is the same as a base, if it still is there.
     pub fn record(&self, txn: &mut Txn, base: &Pointer) -> Result<Option<Pointer>> {
-        let Some(at) = front(base).and_then(|front| self.0.get(&front)) else { return Ok(None) };
+        let Some(at) = front(base).and_then(|front| self.records.get(&front)) else {
+            return Ok(None);
+        };
         let key = file_extent_key(at.file, at.offset);
         let Some(value) = txn.get(TreeId::Map, &key)? else { return Ok(None) };
         let (_, extent) = parse_file_extent(TreeId::Map, &key, &value)?;

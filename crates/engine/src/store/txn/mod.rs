@@ -15,7 +15,7 @@ pub(in crate::store) mod provision;
 pub mod roots;
 pub(super) mod write_buffer;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -113,7 +113,7 @@ pub(super) struct TxnCore {
     /// Features that a reader must support from this transaction on.
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added, with their extents.
-    pub(super) new_dictionaries: Vec<(u32, ExtentKey)>,
+    pub(super) new_dictionaries: BTreeMap<u32, ExtentKey>,
     /// The numbers of dictionaries and bases, once one was looked for or added.
     pub(in crate::store) numbers: Option<Numbers>,
     /// If the transaction restores an older state: runs that are free in that state but may be part
@@ -153,7 +153,7 @@ impl Txn {
             keeps_packed: false,
             is_frozen: false,
             incompat: superblock.incompat,
-            new_dictionaries: Vec::new(),
+            new_dictionaries: BTreeMap::new(),
             numbers: None,
             set_aside: None,
             restored_durable: None,
