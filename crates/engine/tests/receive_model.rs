@@ -6,7 +6,7 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -73,12 +73,12 @@ fn optimize(pool: &Pool, rng: &mut Rng, step_count: u64) -> u64 {
     report.version_differences + report.differences
 }
 
-/// Does what changes no content.
-fn maintain(pool: &Pool, rng: &mut Rng, files: &Files) {
+/// Does what changes no content. Returns whether that may have made bases.
+fn maintain(pool: &Pool, rng: &mut Rng, files: &Files) -> bool {
     match (rng.below(7), some(rng, files)) {
         (0, _) => {
             let step_count = rng.pick(&[2, 9, u64::MAX]);
-            optimize(pool, rng, step_count);
+            return optimize(pool, rng, step_count) > 0;
         }
         (1, _) => drop(compact(pool)),
         (2, Some(path)) => repack(pool, &path, rng.pick(&[None, Some("zstd-5"), Some("lz4")])),
@@ -95,6 +95,7 @@ fn maintain(pool: &Pool, rng: &mut Rng, files: &Files) {
         }
         _ => {}
     }
+    false
 }
 
 fn overwrite(pool: &Pool, files: &mut Files, path: &[u8], rng: &mut Rng, len: usize) {
@@ -234,8 +235,8 @@ impl Model {
         match rng.below(27) {
             0..=7 => edit(&self.source, &mut self.source_files, b"", rng, &mut self.next),
             8 | 9 => self.differences += optimize(&self.source, rng, u64::MAX),
-            10 => maintain(&self.source, rng, &self.source_files),
-            11..=13 => maintain(&self.target, rng, &self.files),
+            10 => drop(maintain(&self.source, rng, &self.source_files)),
+            11..=13 => drop(maintain(&self.target, rng, &self.files)),
             14 | 15 => edit(&self.target, &mut self.files, OWN, rng, &mut self.next),
             16 if !self.kept.is_empty() => {
                 edit(&self.target, &mut self.files, COPY, rng, &mut self.next);
@@ -293,6 +294,7 @@ impl Model {
         };
         let (other, world) =
             (open(&self.device), RefCell::new((self.rng.fork(), self.files.clone())));
+        let (before, made_bases) = (self.equal_bases(), Cell::new(false));
         let meanwhile = || {
             let (rng, files) = &mut *world.borrow_mut();
             let pool = if rng.one_in(2) { &other } else { &self.target };
@@ -303,7 +305,7 @@ impl Model {
                     files.remove(&path);
                 }
                 Some(path) if rng.one_in(3) => overwrite(pool, files, &path, rng, 5000),
-                _ => maintain(pool, rng, files),
+                _ => made_bases.set(made_bases.get() | maintain(pool, rng, files)),
             }
         };
         for _ in 0..self.rng.below(3) {
@@ -342,18 +344,20 @@ impl Model {
             self.source.destroy_snapshot(ROOT, old).unwrap();
         }
         self.kept.push(name);
-        self.bases = self.bases.max(self.check_bases());
+        // Two files here may have equal records, which both became bases.
+        let (equal, bases) = self.equal_bases();
+        assert!(equal <= before.0 || made_bases.get(), "{equal} bases are stored twice");
+        self.bases = self.bases.max(bases);
         assert_eq!(problems(&self.target).unwrap(), Vec::<String>::new());
     }
 
-    /// Asserts that no base is there twice. Returns their number.
-    fn check_bases(&self) -> usize {
+    /// How many bases have the bytes of others in an extent of their own, and how many there are.
+    fn equal_bases(&self) -> (usize, usize) {
         self.target.refresh().unwrap();
         let bases = self.target.store().bases_in(&self.target.state()).unwrap();
         let extents: HashSet<_> = bases.values().filter_map(|base| base.extent_key()).collect();
         let bytes: HashSet<_> = extents.iter().map(|key| key.checksum).collect();
-        assert_eq!(extents.len(), bytes.len(), "bases are stored twice");
-        bases.len()
+        (extents.len() - bytes.len(), bases.len())
     }
 
     fn check(&self, label: &str) {
@@ -392,7 +396,7 @@ impl Model {
         self.target.remove_nameless(&mut |_| false).unwrap();
         self.target.remove_unused_dictionaries(PATIENT).unwrap();
         assert_eq!(problems(&self.target).unwrap(), Vec::<String>::new());
-        assert_eq!(self.check_bases(), 0);
+        assert_eq!(self.equal_bases(), (0, 0));
         assert_eq!(pointers(&self.target), []);
     }
 }
@@ -401,7 +405,10 @@ impl Model {
 fn copies_are_what_was_sent() {
     let first = env_number("HARDPACK_SEED").unwrap_or(0);
     let (mut differences, mut bases) = (0, 0);
-    for seed in first..first + env_number("HARDPACK_ROUNDS").unwrap_or(4) {
+    // In the last one, a record below a patch was exchanged, and the patch was not.
+    let seeds = first..first + env_number("HARDPACK_ROUNDS").unwrap_or(4);
+    for seed in seeds.chain([1242]) {
+        println!("HARDPACK_SEED={seed}");
         let mut model = Model::new(seed);
         for action in 0..ACTION_COUNT {
             model.act();

@@ -18,8 +18,8 @@ use super::body::{At, Body, travelling};
 use super::send::Sender;
 use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
-use crate::pool::extents::parse_file_extent;
 use crate::pool::extents::source::Source;
+use crate::pool::extents::{parse_file_extent, record_at};
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
 use crate::store::format::checksum::ChecksumKind;
@@ -274,6 +274,15 @@ impl<'a> Sender<'a> {
         self.emit(Body::Attributes { file, parent, attributes })
     }
 
+    /// Whether the record at a byte is the same in both snapshots.
+    fn is_below_same(&self, changes: &Changes<'_>, file: FileId, at: u64) -> Result<bool> {
+        let record = |pool: &Pool| pool.read(|source| record_at(source, file, at));
+        let (before, now) = (record(changes.base)?, record(self.snapshot)?);
+        Ok(before.zip(now).is_some_and(|(before, now)| {
+            before.start == now.start && is_same(&before.pointer, &now.pointer)
+        }))
+    }
+
     /// Sends a record or patch that was added or removed.
     fn change_file_extent(
         &mut self,
@@ -289,7 +298,11 @@ impl<'a> Sender<'a> {
             return Ok(());
         };
         let is_same = match (&before, &now) {
-            (Some((_, before)), Some((_, now))) => is_same(&before.pointer, &now.pointer),
+            (Some((_, before)), Some((_, now))) => {
+                // The record below a patch is removed only without it.
+                is_same(&before.pointer, &now.pointer)
+                    && (tree == TreeId::Map || self.is_below_same(changes, file, before.start)?)
+            }
             _ => false,
         };
         if is_same || self.sides(changes, file)? != (true, true) {

@@ -9,7 +9,10 @@ use crate::pool::{
     Fold, Pool, Property, ROOT, ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, StepLimits,
 };
 use crate::store::Durability;
-use crate::test_common::{Rng, problems};
+use crate::store::trees::TreeId;
+use crate::test_common::databases::counting_database;
+use crate::test_common::segments::{empty_pool, file_at, put, stream_of};
+use crate::test_common::{Rng, problems, read_all};
 use crate::units::FileId;
 
 const NAMES: [&[u8]; 4] = [b"s0", b"s1", b"s2", b"s3"];
@@ -213,6 +216,31 @@ fn records_that_were_only_written_anew_are_no_change() {
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "seed {seed}");
     }
     assert!(folded > 0);
+}
+
+/// A record is removed only after the patches over it, and if these are the same as before.
+#[test]
+fn a_patch_over_a_record_that_was_written_anew() {
+    let old = counting_database(5, 200_000, 1);
+    let (_, source) = empty_pool(&[]);
+    let file = put(&source, b"f", b"");
+    let (_, pool) = empty_pool(&[]);
+    let mut last = None;
+    for (name, compression) in [(b"one", "zstd-1"), (b"two", "zstd-9")] {
+        source.set_property(file.id(), Property::Compression, compression).unwrap();
+        let mut bytes = old.clone();
+        for (at, new) in [(0, &old[..]), (70_000, b"a small change")] {
+            file.write_at(new, at as u64).unwrap();
+            file.commit(Durability::Visible).unwrap();
+            bytes[at..at + new.len()].copy_from_slice(new);
+        }
+        assert!(source.state().superblock.roots[TreeId::Patches].is_some());
+        source.create_snapshot(ROOT, name, 0).unwrap();
+        let base = last.replace(name).map(|name| &name[..]);
+        take(&pool, &stream_of(&source, name, base)).unwrap();
+        assert_eq!(read_all(&file_at(&pool, b"copy/f")).unwrap(), bytes);
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
 }
 
 #[test]
