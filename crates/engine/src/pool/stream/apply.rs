@@ -441,7 +441,7 @@ impl Apply {
             Error::Invalid("a record has too many references to count another one".into())
         })?;
         if let Some(hash) = hash {
-            txn.add_content(&copy, hash)?;
+            txn.add_content_of_base(&copy, hash)?;
         }
         add_file_extent(txn, at.tree, file, at.offset, &copy)
     }

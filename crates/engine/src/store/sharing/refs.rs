@@ -72,14 +72,24 @@ impl Txn {
         }
     }
 
-    /// Makes an extent that this transaction stored, or a base, findable by its content.
+    /// Makes an extent that this transaction stored findable by its content.
     pub fn add_content(&mut self, pointer: &Pointer, hash: ContentHash) -> Result<()> {
-        let Place::Extent { sector, .. } = pointer.place else { return Ok(()) };
-        let content = Some((hash, Pointer { span_log2: 0, ..pointer.clone() }));
-        let refs = self.refs(sector)?.unwrap_or_else(|| Refs::one(pointer));
-        // A base that came before its own record counts as a segment until then.
+        self.set_content(pointer, hash, Refs::one(pointer))
+    }
+
+    /// Makes an extent findable by its content whose references are counted. A base that came
+    /// before its own record counts as a segment until then.
+    pub fn add_content_of_base(&mut self, pointer: &Pointer, hash: ContentHash) -> Result<()> {
+        let refs = pointer.sector().map(|sector| self.refs(sector)).transpose()?.flatten();
+        let Some(refs) = refs else { return Ok(()) };
         let (has_parts, len) = (false, pointer.extent_len);
-        self.set_refs(sector, &Refs { content, has_parts, len, ..refs })?;
+        self.set_content(pointer, hash, Refs { has_parts, len, ..refs })
+    }
+
+    fn set_content(&mut self, pointer: &Pointer, hash: ContentHash, refs: Refs) -> Result<()> {
+        let Some(sector) = pointer.sector() else { return Ok(()) };
+        let content = Some((hash, Pointer { span_log2: 0, ..pointer.clone() }));
+        self.set_refs(sector, &Refs { content, ..refs })?;
         self.index_insert(hash.prefix(), sector)
     }
 
