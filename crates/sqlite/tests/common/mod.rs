@@ -1,8 +1,8 @@
 //! Shared parts of the suites: the VFS in this process, other processes, the stock shell, and a
 //! workload whose invariants any reader can check.
 //!
-//! A child process runs this test binary again with its test `child_role`, which plays the role
-//! that `HARDPACK_ROLE` names and reports on its standard error.
+//! A child process runs this test binary again with the test `child_role` of the file that starts
+//! it, which plays the role that `HARDPACK_ROLE` names and reports on its standard error.
 #![expect(unsafe_code, reason = "calls SQLite's C interface")]
 #![allow(dead_code, reason = "each suite uses its own part")]
 
@@ -10,6 +10,7 @@ pub mod interpose;
 pub mod ledger;
 
 use std::io::{BufRead, BufReader, Write};
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::{Mutex, Once, PoisonError};
@@ -247,6 +248,14 @@ impl Random {
     }
 }
 
+/// Returns the name of the test `child_role` in the file of whoever starts a role.
+fn role_test(caller: &Location) -> String {
+    let file = Path::new(caller.file());
+    let module = file.file_stem().unwrap().to_str().unwrap();
+    let alone = module == "main" || file.parent().is_some_and(|dir| dir.ends_with("tests"));
+    if alone { "child_role".into() } else { format!("{module}::child_role") }
+}
+
 /// A child process that runs a role of this test binary. Killed when dropped.
 pub struct Role {
     pub child: Child,
@@ -255,18 +264,22 @@ pub struct Role {
 
 impl Role {
     /// Starts `role` with arguments, which the role gets as strings.
+    #[track_caller]
     pub fn start(role: &str, arguments: &[&str]) -> Role {
         Role::start_with(role, arguments, &[])
     }
 
     /// Starts a role whose engine caches next to nothing, so it reads the pool again and again.
+    #[track_caller]
     pub fn start_uncached(role: &str, arguments: &[&str]) -> Role {
         Role::start_with(role, arguments, &[("HARDPACK_CACHE_BYTES", "1")])
     }
 
+    #[track_caller]
     fn start_with(role: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Role {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["child_role", "--exact", "--nocapture", "--test-threads=1"]);
+        command.args([&role_test(Location::caller())]);
+        command.args(["--exact", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.envs(variables.iter().copied());
         for (index, argument) in arguments.iter().enumerate() {
@@ -364,6 +377,7 @@ pub fn play(role: &str) -> bool {
 
 /// Returns what another process reports that tries something on a database, without waiting. Its
 /// suite must leave unknown roles to [`play`].
+#[track_caller]
 pub fn outside(path: &Path, sql: &str) -> String {
     let (_, lines) = Role::start("try", &[&path.to_string_lossy(), sql]).wait();
     lines.last().cloned().unwrap_or_default()

@@ -1,0 +1,8 @@
+//! Compaction: pools become short, and stay so.
+
+mod again;
+#[path = "../common/mod.rs"]
+mod common;
+mod index;
+mod meanwhile;
+mod mixes;

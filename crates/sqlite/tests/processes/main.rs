@@ -1,0 +1,11 @@
+//! Processes, connections and threads that write to the databases of one pool.
+
+mod attached;
+#[path = "../common/mod.rs"]
+mod common;
+mod killed;
+mod maintenance;
+mod many;
+mod storm;
+mod turns;
+mod unmade;

@@ -1,0 +1,255 @@
+//! The disk fills up in the middle of transactions: SQLITE_FULL, then a rollback that works. Once
+//! there is space again, everything goes on and no acknowledged transaction is lost.
+//!
+//! The tests need permission to mount a small tmpfs; without it, they say so and check nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::{Random, ledger, run, value, with_suffix};
+use rusqlite::Connection;
+
+/// A small file system, unmounted when dropped.
+struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn mount(kib: usize) -> Option<SmallDisk> {
+        let dir = tempfile::tempdir().unwrap();
+        let size = format!("size={kib}k");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(dir.path())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(SmallDisk { dir });
+        }
+        println!("SKIPPED: mounting a tmpfs is not permitted here; a full disk was not tested");
+        None
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Fills the disk so that only this much space is free.
+    fn fill(&self, free_kib: u64) -> PathBuf {
+        let path = self.path("ballast");
+        let output =
+            Command::new("df").args(["-k", "--output=avail"]).arg(self.dir.path()).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let free: u64 = text.lines().nth(1).unwrap().trim().parse().unwrap();
+        let ballast = free.saturating_sub(free_kib) << 10;
+        std::fs::write(&path, vec![1; ballast as usize]).unwrap();
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.dir.path()).status();
+    }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+/// Inserts random bytes, which no compression makes smaller.
+fn insert_blob(db: &Connection, seq: i64, len: usize) -> rusqlite::Result<()> {
+    db.execute_batch(&format!("insert into log values({seq}, {seq} * 7, randomblob({len}))"))
+}
+
+fn new_pool(path: &Path, pragmas: &str) -> Connection {
+    let db = crate::common::open(path);
+    run(&db, pragmas);
+    ledger::create(&db);
+    ledger::transact(&db, &mut Random(1), 1000).unwrap();
+    db
+}
+
+/// Grows a database until the disk is full, frees space, and goes on.
+fn fills_up(pragmas: &str, blob_len: usize) {
+    let Some(disk) = SmallDisk::mount(6 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = new_pool(&path, pragmas);
+    let ballast = disk.fill(1500);
+    for round in 0..3 {
+        let mut acked = ledger::assert_holds(&db);
+        let error = loop {
+            run(&db, "begin");
+            let done = insert_blob(&db, acked + 1, blob_len)
+                .and_then(|()| db.execute_batch("update account set balance = balance"))
+                .and_then(|()| db.execute_batch("commit"));
+            match done {
+                Ok(()) => acked += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(is_full(&error), "{pragmas}: {error}");
+        if !db.is_autocommit() {
+            run(&db, "rollback");
+        }
+        // Reading goes on, here and elsewhere, and no acknowledged transaction is lost.
+        assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}, round {round}");
+        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{pragmas}");
+        // With the disk still full, another attempt fails and harms nothing, even one that exceeds
+        // what the engine keeps in memory.
+        for len in [3_000_000, 40_000_000] {
+            assert!(is_full(&insert_blob(&db, acked + 1, len).unwrap_err()));
+        }
+        assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}, round {round}");
+        std::fs::remove_file(&ballast).unwrap();
+        insert_blob(&db, acked + 1, blob_len).unwrap();
+        assert_eq!(ledger::assert_sound(&db), acked + 1, "{pragmas}");
+        run(&db, "delete from log");
+        run(&db, "vacuum");
+        run(&db, "pragma wal_checkpoint(truncate)");
+        disk.fill(1500);
+    }
+    std::fs::remove_file(&ballast).unwrap();
+    drop(db);
+    crate::common::assert_pool_is_clean(&path);
+    assert!(!with_suffix(&path, "-journal").exists());
+}
+
+#[test]
+fn with_rollback_journals() {
+    fills_up("pragma journal_mode=delete", 50_000);
+    fills_up("pragma synchronous=off", 50_000);
+    fills_up("pragma cache_size=5", 300_000);
+}
+
+#[test]
+fn with_a_write_ahead_log() {
+    fills_up("pragma journal_mode=wal; pragma wal_autocheckpoint=10", 50_000);
+    fills_up(
+        "pragma journal_mode=wal; pragma synchronous=off; pragma wal_autocheckpoint=5",
+        20_000,
+    );
+}
+
+/// Without a journal SQLite cannot roll back, but the pool is as it was before.
+#[test]
+fn without_a_journal() {
+    let Some(disk) = SmallDisk::mount(4 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = new_pool(&path, "pragma journal_mode=off");
+    let ballast = disk.fill(300);
+    assert!(is_full(&insert_blob(&db, 2, 1_000_000).unwrap_err()));
+    drop(db);
+    let db = crate::common::open(&path);
+    run(&db, "pragma journal_mode=off");
+    assert_eq!(ledger::assert_sound(&db), 1);
+    assert!(is_full(&insert_blob(&db, 2, 1_000_000).unwrap_err()));
+    std::fs::remove_file(&ballast).unwrap();
+    let other = crate::common::open(&path);
+    insert_blob(&other, 2, 1_000_000).unwrap();
+    assert_eq!(ledger::assert_sound(&other), 2);
+    drop((db, other));
+    crate::common::assert_pool_is_clean(&path);
+}
+
+/// A checkpoint that fails, as a whole or in the part that readers allow, does not count as done:
+/// the log keeps the pages that the pool did not get.
+fn checkpoint_fails(mode: &str, with_reader: bool, synchronous: &str) {
+    let Some(disk) = SmallDisk::mount(8 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = new_pool(&path, "pragma journal_mode=wal; pragma wal_autocheckpoint=0");
+    run(&db, synchronous);
+    run(&db, "pragma wal_checkpoint(truncate)");
+    insert_blob(&db, 2, 1_500_000).unwrap();
+    let reader = with_reader.then(|| {
+        let reader = crate::common::open(&path);
+        run(&reader, "begin");
+        assert_eq!(value::<i64>(&reader, "select count(*) from log"), 2);
+        insert_blob(&db, 3, 1000).unwrap();
+        reader
+    });
+    let count = 2 + i64::from(with_reader);
+    let ballast = disk.fill(400);
+    let context = format!("{mode}, reader: {with_reader}, {synchronous}");
+    let checkpoint = format!("pragma wal_checkpoint({mode})");
+    for _ in 0..2 {
+        // After a partial checkpoint, SQLite does not check that the pages have arrived.
+        let done = db.query_row(&checkpoint, [], |row| row.get::<_, i64>(0));
+        assert!(with_reader || done.as_ref().is_err_and(is_full), "{context}: {done:?}");
+        assert_eq!(ledger::assert_sound(&db), count, "{context}");
+        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), count, "{context}");
+    }
+    drop(reader);
+    let outside = format!("file:{}?vfs=hardpack", path.display());
+    let (out, errors) =
+        crate::common::shell(&outside, &["select count(*) from log; pragma integrity_check;"]);
+    assert_eq!(out, format!("{count}\nok"), "{context}: {errors}");
+    std::fs::remove_file(&ballast).unwrap();
+    assert_eq!(value::<i64>(&db, "pragma wal_checkpoint(truncate)"), 0);
+    assert_eq!(std::fs::metadata(with_suffix(&path, "-wal")).unwrap().len(), 0);
+    assert_eq!(ledger::assert_sound(&db), count, "{context}");
+    drop(db);
+    crate::common::assert_pool_is_clean(&path);
+    assert_eq!(ledger::assert_sound(&crate::common::open(&path)), count, "{context}");
+}
+
+#[test]
+fn a_failed_checkpoint_is_not_taken_for_done() {
+    for synchronous in ["pragma synchronous=full", "pragma synchronous=off"] {
+        for mode in ["passive", "truncate"] {
+            checkpoint_fails(mode, false, synchronous);
+        }
+        checkpoint_fails("passive", true, synchronous);
+    }
+}
+
+/// A property that cannot be set is reported with a code that a program can act on, and can be set
+/// later.
+#[test]
+fn properties() {
+    let Some(disk) = SmallDisk::mount(4 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = new_pool(&path, "pragma journal_mode=delete");
+    let ballast = disk.fill(0);
+    let mut refused = None;
+    // Each change takes a little of the free space within the pool.
+    for level in (1..=19).cycle().take(2000) {
+        let sql = format!("pragma hardpack_compression='zstd-{level}'");
+        if let Err(error) = db.execute_batch(&sql) {
+            refused = Some(error);
+            break;
+        }
+    }
+    let error = refused.expect("the disk is full");
+    assert!(is_full(&error), "{error}");
+    assert!(error.to_string().contains("hardpack_compression: no space left"), "{error}");
+    assert_eq!(ledger::assert_sound(&db), 1);
+    std::fs::remove_file(&ballast).unwrap();
+    run(&db, "pragma hardpack_compression='lz4'");
+    assert_eq!(crate::common::text(&db, "pragma hardpack_compression"), "lz4");
+    drop(db);
+    crate::common::assert_pool_is_clean(&path);
+}
+
+/// If a pool cannot be created, an empty database stays, which becomes a pool once there is space.
+#[test]
+fn creation() {
+    let Some(disk) = SmallDisk::mount(1 << 10) else { return };
+    let ballast = disk.fill(24);
+    let path = disk.path("pool.hpk");
+    let db = crate::common::open(&path);
+    for _ in 0..5 {
+        assert!(is_full(&db.execute_batch("create table t(a)").unwrap_err()));
+    }
+    let descriptors = crate::common::open_descriptors(disk.dir.path()).len();
+    assert!(descriptors <= 2, "{descriptors} descriptors are open");
+    crate::common::assert_integrity(&db);
+    drop(db);
+    assert!(crate::common::open_descriptors(disk.dir.path()).is_empty());
+    let db = crate::common::open(&path);
+    std::fs::remove_file(&ballast).unwrap();
+    run(&db, "create table t(a)");
+    crate::common::assert_integrity(&db);
+    drop(db);
+    assert!(crate::common::is_pool(&path));
+    crate::common::assert_pool_is_clean(&path);
+}

@@ -1,0 +1,7 @@
+//! Damage, full disks, and logs that somebody has left.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod damage;
+mod full_disk;
+mod log_of_old;
