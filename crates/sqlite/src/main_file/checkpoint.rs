@@ -1,4 +1,5 @@
-//! Completes what a checkpoint copies, so that each state of the pool has a whole commit.
+//! Completes what a checkpoint copies, so that each state of the pool has a whole commit, and
+//! publishes it while SQLite can still be told that this has failed.
 //!
 //! A checkpoint beside a reader of an older commit goes no further than that. SQLite then passes
 //! over each page of which the log has a newer frame behind that: whoever reads the database has
@@ -6,6 +7,11 @@
 //! of several commits. So the frames that were passed over are copied as well. Nobody who has the
 //! log notices: all find those pages in it. What a checkpoint has copied that did not come to its
 //! end is dropped, and copied again by the next one.
+//!
+//! SQLite tells when it is done (CKPT_DONE), but ignores the answer, and after a part of the log it
+//! asks for no more: it takes the pages for copied. The answer to each write counts, and the index
+//! of the log tells which is the last. Where it does not, because others have written to the log
+//! since, all is copied together with the first page, and what SQLite writes after that is there.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -15,7 +21,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::MainFile;
+use hardpack_engine::store::Durability;
+
+use super::{Checkpoint, MainFile};
 use crate::companion;
 use crate::ffi::*;
 use crate::wal_index::WalIndex;
@@ -60,58 +68,110 @@ impl Log {
     }
 }
 
-/// Where a checkpoint began, and how far it came.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a checkpoint has to copy, as the index of the log says when it begins.
+#[derive(Debug, Default)]
 pub(super) struct Begun {
     /// The number of frames of the log that were in the database.
     pub backfilled: u32,
-    /// The number of pages of the database.
-    page_count: u32,
-    /// The end of what was copied since, in bytes. SQLite copies pages in their order.
-    pub end: u64,
+    /// The page and the frame of whatever SQLite may pass over.
+    passed_over: BTreeMap<u32, u32>,
+    /// The length of a page in bytes.
+    page_len: u64,
+    /// The end of the last page that SQLite copies, in bytes. It copies pages in their order.
+    last_end: u64,
+    /// The end of what it has copied, in bytes.
+    end: u64,
+    /// The index does not say what is in the log.
+    is_unknown: bool,
 }
 
 impl Begun {
     pub fn with(index: &WalIndex) -> Begun {
-        Begun { backfilled: index.backfilled(), page_count: index.page_count(), end: 0 }
-    }
-}
-
-impl MainFile {
-    /// Copies what SQLite has passed over, when it has copied the rest. Fails if it has not: SQLite
-    /// says that a checkpoint is done even if it was interrupted.
-    pub(super) fn complete_checkpoint(&mut self) -> c_int {
-        let Some(index) = self.wal_index.as_ref().filter(|_| self.is_checkpointing) else {
-            return SQLITE_OK;
-        };
-        let (first, last) = (self.begun.backfilled.saturating_add(1), index.attempted());
-        if last < first {
-            return SQLITE_OK;
-        }
+        let (backfilled, page_len) = (index.backfilled(), u64::from(index.page_len()));
+        let begun = Begun { backfilled, page_len, ..Begun::default() };
+        let (first, last) = (backfilled.saturating_add(1), index.attempted());
         let mut newest = BTreeMap::new();
         for frame in first..=last {
             match index.page_of(frame) {
                 Some(page) if page > 0 => drop(newest.insert(page, frame)),
-                _ => return SQLITE_IOERR_SHMMAP,
+                _ => return Begun { is_unknown: true, ..begun },
             }
         }
-        // Those of which the log had a newer frame when the checkpoint began, at least. The regions
-        // of those were used.
-        let newer = (last..index.last()).map_while(|frame| index.page_of(frame + 1));
-        let mut passed_over = BTreeMap::new();
-        for page in newer {
-            passed_over.extend(newest.remove_entry(&page));
+        if last < index.last() {
+            // Which pages have a newer frame, and how many pages there are, SQLite has looked up
+            // some time ago. Any page may be the last that it copies.
+            return Begun { passed_over: newest, ..begun };
         }
-        // And those behind the end that the database has by now, which it had not with this frame.
-        let page_count = self.begun.page_count.min(index.page_count());
-        passed_over.extend(newest.split_off(&page_count.saturating_add(1)));
+        let passed_over = newest.split_off(&index.page_count().saturating_add(1));
         let last_page = newest.last_key_value().map_or(0, |(page, _)| *page);
-        if u64::from(last_page) * u64::from(index.page_len()) > self.begun.end {
-            return SQLITE_BUSY_TIMEOUT;
-        }
-        if passed_over.is_empty() {
+        Begun { passed_over, last_end: u64::from(last_page) * page_len, ..begun }
+    }
+
+    /// Whether the page at this offset is copied without SQLite.
+    fn passes_over(&self, offset: u64) -> bool {
+        let page = offset.checked_div(self.page_len).and_then(|page| u32::try_from(page + 1).ok());
+        page.is_some_and(|page| self.passed_over.contains_key(&page))
+    }
+}
+
+impl MainFile {
+    /// Writes what a checkpoint copies, and publishes it with the last page.
+    ///
+    /// SQLite ignores the answer to CKPT_DONE, but not that to a write. Told there that the commit
+    /// has failed, it would take the pages for copied unless it asks for more, which it does only
+    /// if it has copied the whole log.
+    pub(super) fn write_copied(&mut self, bytes: &[u8], offset: u64) -> c_int {
+        if self.checkpoint == Checkpoint::Done && self.begun.passes_over(offset) {
             return SQLITE_OK;
         }
+        match self.write_page(bytes, offset) {
+            SQLITE_OK => self.begun.end = self.begun.end.max(offset + bytes.len() as u64),
+            code => return code,
+        }
+        let is_last = !self.begun.is_unknown && self.begun.end >= self.begun.last_end;
+        // Who is alone with the log truncates the file next, and that may fail.
+        match self.checkpoint {
+            Checkpoint::Open if is_last && self.wal_index.is_some() => self.publish_checkpoint(),
+            _ => SQLITE_OK,
+        }
+    }
+
+    /// Handles SQLite's announcement that nothing is left to copy, which it makes also if the
+    /// checkpoint was interrupted.
+    pub(super) fn checkpoint_done(&mut self) -> c_int {
+        let code = match self.checkpoint {
+            Checkpoint::Failed(code) => code,
+            Checkpoint::Done if !self.wrote => SQLITE_OK,
+            // This is before 3.33, or there was nothing to copy but what SQLite passes over.
+            _ if self.begun.is_unknown => SQLITE_IOERR_SHMMAP,
+            _ if self.begun.end < self.begun.last_end => SQLITE_BUSY_TIMEOUT,
+            _ => self.publish_checkpoint(),
+        };
+        if code != SQLITE_OK {
+            self.checkpoint = Checkpoint::Failed(code);
+        }
+        self.end_checkpoint();
+        code
+    }
+
+    /// Commits what a checkpoint has copied, together with what SQLite passes over.
+    fn publish_checkpoint(&mut self) -> c_int {
+        let code = match self.copy_passed_over() {
+            SQLITE_OK => self.commit(Durability::Visible, self.checkpoint_busy()),
+            code => code,
+        };
+        self.checkpoint = match code {
+            SQLITE_OK => Checkpoint::Done,
+            _ => Checkpoint::Failed(code),
+        };
+        code
+    }
+
+    fn copy_passed_over(&mut self) -> c_int {
+        let Some(index) = self.wal_index.as_ref().filter(|_| !self.begun.passed_over.is_empty())
+        else {
+            return SQLITE_OK;
+        };
         // A VFS between this one and the host may keep the log elsewhere.
         let Some(path) = companion::log_path(self.path.as_os_str().as_bytes()) else {
             return SQLITE_OK;
@@ -123,15 +183,17 @@ impl MainFile {
             Err(_) => return SQLITE_IOERR_READ,
         };
         let mut bytes = vec![0; log.page_len as usize];
-        for (page, frame) in passed_over {
+        let passed_over = std::mem::take(&mut self.begun.passed_over);
+        for (&page, &frame) in &passed_over {
             if log.read(frame, page, &mut bytes).is_err() {
                 return SQLITE_IOERR_READ;
             }
-            match self.write(&bytes, u64::from(page - 1) * log.page_len) {
+            match self.write_page(&bytes, u64::from(page - 1) * log.page_len) {
                 SQLITE_OK => {}
                 code => return code,
             }
         }
+        self.begun.passed_over = passed_over;
         SQLITE_OK
     }
 }

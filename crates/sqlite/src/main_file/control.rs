@@ -112,18 +112,7 @@ impl MainFile {
                 self.checkpoint = Checkpoint::Done;
                 SQLITE_OK
             }
-            SQLITE_FCNTL_CKPT_DONE => {
-                let code = match self.complete_checkpoint() {
-                    SQLITE_OK => self.commit(Durability::Visible, self.checkpoint_busy()),
-                    code => code,
-                };
-                self.checkpoint = match code {
-                    SQLITE_OK => Checkpoint::Done,
-                    _ => Checkpoint::Failed(code),
-                };
-                self.end_checkpoint();
-                code
-            }
+            SQLITE_FCNTL_CKPT_DONE => self.checkpoint_done(),
             SQLITE_FCNTL_HAS_MOVED => {
                 let code = match self.is_host_file_pool() {
                     true => SQLITE_OK,

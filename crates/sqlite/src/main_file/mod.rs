@@ -6,7 +6,8 @@
 //! | --- | --- |
 //! | xRead, xWrite, xTruncate, xFileSize | a file of the pool; writes stay uncommitted |
 //! | xSync | one durable commit of the pool |
-//! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | COMMIT_PHASETWO | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | xWrite of the last page of a checkpoint, or CKPT_DONE | a visible commit |
 //! | CKPT_DONE without shared memory, then xTruncate | a visible commit, at xTruncate |
 //! | COMMIT_PHASETWO in a checkpoint without a commit | drops the copied pages; the log has them |
 //! | SYNC, if the transaction has a journal on disk | a visible commit |
@@ -20,11 +21,11 @@
 //! then any part of the rollback.
 //!
 //! So a transaction in a rollback mode is one commit, at its last xSync; it does not need its
-//! journal (see [`crate::journal`]) for atomicity. In WAL mode a checkpoint is published at
-//! CKPT_DONE, before SQLite tells readers that they may read its pages from the database. SQLite
-//! says that even if the checkpoint was interrupted; `checkpoint.rs` then finds pages missing. A
-//! connection that is alone with its log has no index of it that could be looked into, but SQLite
-//! truncates the database next if nothing was left out.
+//! journal (see [`crate::journal`]) for atomicity. In WAL mode a checkpoint is published with its
+//! last page, before SQLite tells readers that they may read its pages from the database, and while
+//! SQLite still heeds an error (`checkpoint.rs`). A connection that is alone with its log has no
+//! index of it that tells which page is the last, but SQLite truncates the database next if nothing
+//! was left out.
 //!
 //! The pool admits one transaction at a time, whichever of its files it changes. A commit holds it
 //! for a moment. A transaction that has written more than 32 MiB holds it from there to its end.
@@ -137,7 +138,7 @@ pub struct MainFile {
     /// fails, and its writes must not be taken for those of the next transaction.
     is_checkpointing: bool,
     wal_index: Option<WalIndex>,
-    /// Where the newest checkpoint began, and how far it came.
+    /// What the newest checkpoint has to copy, and how far it came.
     begun: Begun,
     /// The connection holds the log's writer lock: its checkpoint is one that waits for others.
     has_log_lock: bool,
@@ -174,8 +175,9 @@ enum Checkpoint {
     /// The copied pages are published.
     Done,
     /// The copied pages are not in the pool, for the reason with this code. SQLite ignores the
-    /// answer to CKPT_DONE, so the next call must report it. If a reader keeps SQLite from copying
-    /// everything, there is no next call: then [`WalIndex::set_backfilled`] undoes the count that
+    /// answer to CKPT_DONE, so the next call must report it. If SQLite is older than 3.33, and a
+    /// reader keeps it from copying everything, or if there was nothing to copy but what SQLite
+    /// passes over, there is no next call: then [`WalIndex::set_backfilled`] undoes the count that
     /// SQLite stores.
     Failed(c_int),
 }

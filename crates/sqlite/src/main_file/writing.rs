@@ -34,6 +34,13 @@ impl MainFile {
 
     /// Implements xWrite.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
+        match self.is_checkpointing {
+            true => self.write_copied(buf, offset),
+            false => self.write_page(buf, offset),
+        }
+    }
+
+    pub(super) fn write_page(&mut self, buf: &[u8], offset: u64) -> c_int {
         let file = match self.writable() {
             Ok(Some(file)) => file,
             Ok(None) => return self.host_file.write(buf, offset),
@@ -50,10 +57,7 @@ impl MainFile {
         let done = file.write_at_asking(buf, offset, ask);
         drop(handler);
         match done {
-            Ok(()) => {
-                self.begun.end = self.begun.end.max(offset + buf.len() as u64);
-                SQLITE_OK
-            }
+            Ok(()) => SQLITE_OK,
             // The engine has dropped the changes.
             Err(error) => {
                 let is_checkpoint = self.is_in_checkpoint();

@@ -17,7 +17,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{Attributes, CreateOptions, Kind, Options, Pool};
+use hardpack_engine::pool::{Attributes, ChecksumKind, CreateOptions, Kind, Options, Pool};
 use rusqlite::{Connection, ErrorCode, ffi};
 
 const ROLE: &str = "HARDPACK_ROLE";
@@ -354,7 +354,8 @@ impl Drop for Role {
 }
 
 /// Plays a role that several suites have: "try" runs statements without waiting and reports the
-/// result, "hold" runs statements and stays. Returns false for any other role.
+/// result, "hold" runs statements and stays, "hold pool" stays in a transaction of the pool.
+/// Returns false for any other role.
 pub fn play(role: &str) -> bool {
     let path = path_argument(0);
     match role {
@@ -371,6 +372,14 @@ pub fn play(role: &str) -> bool {
                 std::thread::park();
             }
         }
+        "hold pool" => {
+            let pool = engine(&path);
+            let _txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+            report("held");
+            loop {
+                std::thread::park();
+            }
+        }
         _ => false,
     }
 }
@@ -381,6 +390,15 @@ pub fn play(role: &str) -> bool {
 pub fn outside(path: &Path, sql: &str) -> String {
     let (_, lines) = Role::start("try", &[&path.to_string_lossy(), sql]).wait();
     lines.last().cloned().unwrap_or_default()
+}
+
+/// Starts another process that holds a pool until it is dropped, as a commit does for a moment. Its
+/// suite must leave unknown roles to [`play`].
+#[track_caller]
+pub fn hold_pool(pool: &Path) -> Role {
+    let mut holder = Role::start("hold pool", &[&pool.to_string_lossy()]);
+    holder.expect("held");
+    holder
 }
 
 /// Returns the role that this process was started for.

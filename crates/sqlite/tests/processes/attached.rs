@@ -3,13 +3,11 @@
 //!
 //! `attach_atomic.rs` has the crashes, `syncs.rs` counts the syncs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Random, Role, code_of, open, run, text, value};
-use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{ChecksumKind, Options, Pool};
+use crate::common::{Random, Role, code_of, hold_pool, open, run, text, value};
 use rusqlite::{Connection, ErrorCode, ffi};
 
 /// Short enough for a test to wait for.
@@ -19,24 +17,7 @@ const MODES: [&str; 3] = ["delete", "truncate", "persist"];
 #[test]
 fn child_role() {
     let Some(role) = crate::common::role() else { return };
-    if role != "holder" {
-        assert!(crate::common::play(&role), "role {role}");
-        return;
-    }
-    let device = FileDevice::open(&crate::common::path_argument(0)).unwrap();
-    let pool = Pool::open(Arc::new(device), Options::new(1 << 20)).unwrap();
-    let _txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
-    crate::common::report("holding");
-    loop {
-        std::thread::park();
-    }
-}
-
-/// Starts another process that holds the pool, as a commit does for a moment.
-fn hold(pool: &Path) -> Role {
-    let mut holder = Role::start("holder", &[&pool.to_string_lossy()]);
-    holder.expect("holding");
-    holder
+    assert!(crate::common::play(&role), "role {role}");
 }
 
 /// A pool, and what lies beside it.
@@ -256,7 +237,7 @@ fn a_held_pool_makes_commits_busy() {
     let db = home.with_tables(&names);
     db.busy_timeout(SHORT).unwrap();
     run(&db, &format!("begin; {}", inserts(2)));
-    let holder = hold(&home.pool());
+    let holder = hold_pool(&home.pool());
     assert_eq!(code_of(db.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
     assert!(!db.is_autocommit());
     holder.kill();
@@ -278,7 +259,7 @@ fn a_pool_taken_at_the_last_moment() {
         db.busy_timeout(SHORT).unwrap();
         let holder: Arc<Mutex<Option<Role>>> = Arc::default();
         let (kept, pool) = (Arc::clone(&holder), home.pool());
-        at_next_commit(&mut db, move || *kept.lock().unwrap() = Some(hold(&pool)));
+        at_next_commit(&mut db, move || *kept.lock().unwrap() = Some(hold_pool(&pool)));
         let done = db.execute_batch(&format!("begin; {} commit", inserts(2)));
         let error = done.unwrap_err().sqlite_error().unwrap().extended_code;
         assert_eq!(error, ffi::SQLITE_BUSY_TIMEOUT, "{mode}");
@@ -292,7 +273,7 @@ fn a_pool_taken_at_the_last_moment() {
         db.busy_timeout(crate::common::BUSY_TIMEOUT).unwrap();
         let pool = home.pool();
         at_next_commit(&mut db, move || {
-            let holder = hold(&pool);
+            let holder = hold_pool(&pool);
             std::thread::spawn(move || {
                 std::thread::sleep(SHORT);
                 holder.kill();
@@ -364,7 +345,7 @@ fn unusual_members() {
         db.busy_timeout(SHORT).unwrap();
         let holder: Arc<Mutex<Option<Role>>> = Arc::default();
         let (kept, pool) = (Arc::clone(&holder), home.pool());
-        at_next_commit(&mut db, move || *kept.lock().unwrap() = Some(hold(&pool)));
+        at_next_commit(&mut db, move || *kept.lock().unwrap() = Some(hold_pool(&pool)));
         let done = db.execute_batch(&format!("begin; {} commit", inserts(3)));
         assert_eq!(code_of(done), Some(ErrorCode::DatabaseBusy), "{pragma}");
         holder.lock().unwrap().take().unwrap().kill();

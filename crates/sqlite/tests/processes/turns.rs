@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Role, open, run, text, value};
+use crate::common::{Role, hold_pool, open, run, text, value};
 use hardpack_engine::device::{FILLING_MARK, FileDevice};
-use hardpack_engine::pool::{ChecksumKind, Options, Pool};
+use hardpack_engine::pool::{Options, Pool};
 use rusqlite::{Connection, ErrorCode};
 
 /// Longer than any machine needs.
@@ -21,18 +21,7 @@ const SHORT: Duration = Duration::from_millis(100);
 #[test]
 fn child_role() {
     let Some(role) = crate::common::role() else { return };
-    match role.as_str() {
-        "holder" => {
-            let device = FileDevice::open(&crate::common::path_argument(0)).unwrap();
-            let pool = Pool::open(Arc::new(device), Options::new(1 << 20)).unwrap();
-            let _txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
-            crate::common::report("holding");
-            loop {
-                std::thread::park();
-            }
-        }
-        other => panic!("role {other}"),
-    }
+    assert!(crate::common::play(&role), "role {role}");
 }
 
 /// Begins a transaction that writes more than the engine keeps in memory.
@@ -42,17 +31,6 @@ fn stream(db: &Connection) {
         db,
         "insert into large select 1, zeroblob(20000000); insert into large select 2, zeroblob(20000000)",
     );
-}
-
-/// Another process that holds the pool's writer lock until this is dropped.
-struct Holder(Option<Role>);
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        if let Some(role) = self.0.take() {
-            role.kill();
-        }
-    }
 }
 
 /// A pool with two databases, each with a table.
@@ -78,11 +56,9 @@ impl Home {
         self.pool().join(path)
     }
 
-    /// Starts another process that holds the pool, as a commit does for a moment.
-    fn hold(&self) -> Holder {
-        let mut holder = Role::start("holder", &[&self.pool().to_string_lossy()]);
-        holder.expect("holding");
-        Holder(Some(holder))
+    /// Another process holds the pool until this is dropped.
+    fn hold(&self) -> Role {
+        hold_pool(&self.pool())
     }
 }
 

@@ -1,0 +1,163 @@
+//! How much of a log SQLite takes for copied, at the moment when others may rely on it. A VFS above
+//! Hardpack looks at the index of the log whenever a checkpoint lets readers of the database in.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::common::{hold_pool, open, run, text, value};
+use rusqlite::{Connection, ffi};
+
+/// Short enough for a test to wait for.
+const SHORT: Duration = Duration::from_millis(100);
+/// The lock of those who read only the database, the length of a region of the index, and where the
+/// first one has the number of frames that were copied (<https://sqlite.org/walformat.html>).
+const READ_DATABASE_SLOT: c_int = 3;
+const REGION_LEN: c_int = 32_768;
+const BACKFILLED_OFFSET: usize = 96;
+
+/// The number of frames when readers were last let in.
+static SEEN: AtomicU32 = AtomicU32::new(u32::MAX);
+
+#[test]
+fn child_role() {
+    let Some(role) = crate::common::role() else { return };
+    assert!(crate::common::play(&role), "role {role}");
+}
+
+/// The methods of a file, one of them replaced, and the original ones.
+#[repr(C)]
+struct Methods {
+    ours: ffi::sqlite3_io_methods,
+    original: *const ffi::sqlite3_io_methods,
+}
+
+unsafe extern "C" fn shm_lock(
+    file: *mut ffi::sqlite3_file,
+    offset: c_int,
+    count: c_int,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the arguments are those of xShmLock; the methods are the first field of ours, and the
+    // first region is there before anybody locks anything.
+    unsafe {
+        let original = &*(*(*file).pMethods.cast::<Methods>()).original;
+        if flags == ffi::SQLITE_SHM_UNLOCK | ffi::SQLITE_SHM_EXCLUSIVE
+            && offset == READ_DATABASE_SLOT
+        {
+            let mut region: *mut c_void = std::ptr::null_mut();
+            let code = original.xShmMap.unwrap()(file, 0, REGION_LEN, 0, &raw mut region);
+            assert_eq!(code, ffi::SQLITE_OK);
+            let backfilled = &*region.byte_add(BACKFILLED_OFFSET).cast::<AtomicU32>();
+            SEEN.store(backfilled.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        original.xShmLock.unwrap()(file, offset, count, flags)
+    }
+}
+
+unsafe extern "C" fn open_watching(
+    vfs: *mut ffi::sqlite3_vfs,
+    name: *const c_char,
+    file: *mut ffi::sqlite3_file,
+    flags: c_int,
+    out_flags: *mut c_int,
+) -> c_int {
+    // SAFETY: the arguments are those of xOpen; a copy of Hardpack's VFS works like the original.
+    unsafe {
+        let hardpack = ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
+        let code = (*hardpack).xOpen.unwrap()(vfs, name, file, flags, out_flags);
+        if code == ffi::SQLITE_OK && flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
+            let original = (*file).pMethods;
+            let ours = ffi::sqlite3_io_methods { xShmLock: Some(shm_lock), ..*original };
+            (*file).pMethods = Box::into_raw(Box::new(Methods { ours, original })).cast();
+        }
+        code
+    }
+}
+
+/// Opens a database through the watching VFS.
+fn open_watched(path: &Path) -> Connection {
+    static ONCE: Once = Once::new();
+    crate::common::setup();
+    ONCE.call_once(|| {
+        // SAFETY: Hardpack is registered; the copy lives for ever.
+        unsafe {
+            let mut vfs = *ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
+            (vfs.zName, vfs.pNext) = (c"watching".as_ptr(), std::ptr::null_mut());
+            vfs.xOpen = Some(open_watching);
+            assert_eq!(ffi::sqlite3_vfs_register(Box::into_raw(Box::new(vfs)), 0), ffi::SQLITE_OK);
+        }
+    });
+    Connection::open(format!("file:{}?vfs=watching", path.display())).unwrap()
+}
+
+/// Runs a checkpoint that waits for nobody. Returns how many frames the log has, how many of them
+/// SQLite says are copied, and how many it had said so when it let readers in.
+fn checkpoint(db: &Connection) -> (i64, i64, u32) {
+    SEEN.store(u32::MAX, Ordering::SeqCst);
+    let row = |row: &rusqlite::Row| Ok((row.get(1)?, row.get(2)?));
+    let (frames, copied) = db.query_row("pragma wal_checkpoint(passive)", [], row).unwrap();
+    (frames, copied, SEEN.load(Ordering::SeqCst))
+}
+
+const CHANGE: &str = "update t set b = randomblob(900) where rowid % 3 = abs(random()) % 3;
+    insert into t(b) values(randomblob(700))";
+
+/// What a checkpoint could not commit is never taken for copied, not even for a moment: whoever
+/// begins to read then, or comes after a kill right there, would read pages of before. That holds
+/// beside a reader of an older commit, too, where SQLite asks nothing more of the database once it
+/// has written the pages.
+#[test]
+fn what_is_not_committed_is_never_taken_for_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("p.hpk");
+    crate::common::make_pool(&pool, &[]);
+    let path = pool.join("a.db");
+    let db = open_watched(&path);
+    db.busy_timeout(SHORT).unwrap();
+    run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=0; create table t(a, b)");
+    run(
+        &db,
+        "with recursive n(i) as (select 1 union all select i + 1 from n where i < 300) \
+         insert into t(b) select randomblob(900) from n",
+    );
+    assert!(checkpoint(&db).1 > 0);
+    for with_reader in [true, false] {
+        run(&db, CHANGE);
+        let reader = with_reader.then(|| {
+            let reader = open(&path);
+            run(&reader, "begin; select count(*) from t");
+            reader
+        });
+        // Without a reader, the next change begins the log anew.
+        let before = checkpoint(&db).1 * i64::from(with_reader);
+        run(&db, CHANGE);
+        let reader = match reader {
+            // It reads what comes behind that, so that there is something to copy.
+            Some(first) => {
+                let reader = open(&path);
+                run(&reader, "begin; select count(*) from t");
+                drop(first);
+                Some(reader)
+            }
+            None => None,
+        };
+        run(&db, CHANGE);
+        let holder = hold_pool(&pool);
+        let (frames, copied, seen) = checkpoint(&db);
+        assert!(frames > before, "with a reader: {with_reader}");
+        assert_eq!((copied, i64::from(seen)), (before, before), "with a reader: {with_reader}");
+        drop(holder);
+        let (frames, copied, seen) = checkpoint(&db);
+        assert!(copied > before && (copied < frames) == with_reader, "{copied} of {frames}");
+        assert_eq!(i64::from(seen), copied, "with a reader: {with_reader}");
+        drop(reader);
+        assert_eq!(text(&db, "pragma integrity_check"), "ok");
+        let (frames, copied, _) = checkpoint(&db);
+        assert_eq!(frames, copied);
+    }
+    assert_eq!(value::<i64>(&db, "select count(*) from t"), 306);
+}
