@@ -17,6 +17,10 @@ const WAIT_WITHOUT_HANDLER: Duration = Duration::from_secs(2);
 /// How long a checkpoint waits that SQLite runs without asking the busy handler for its own locks.
 const WAIT_PASSIVE: Duration = Duration::from_millis(100);
 
+/// How long a commit waits at least that SQLite takes for made already: in exclusive locking mode
+/// the connection would go on to show what is not in the pool.
+pub const WAIT_MADE: Duration = Duration::from_secs(10);
+
 /// SQLite's function, which counts its calls and asks the connection's handler.
 type Call = unsafe extern "C" fn(*mut c_void) -> c_int;
 
@@ -53,6 +57,12 @@ impl BusyHandler {
 
     /// Returns a function that says whether to go on waiting.
     pub fn ask(&mut self) -> impl FnMut() -> bool {
+        self.ask_at_least(Duration::ZERO)
+    }
+
+    /// Returns a function that says whether to go on waiting, which it does not before this has
+    /// passed.
+    pub fn ask_at_least(&mut self, at_least: Duration) -> impl FnMut() -> bool {
         let (began, mut is_handled, mut is_first) = (Stopwatch::start(), false, true);
         move || {
             // Most transactions hold the pool only for a moment, and the handler may sleep for
@@ -68,7 +78,7 @@ impl BusyHandler {
             }
             if is_handled || self.has_waited || began.elapsed() >= WAIT_WITHOUT_HANDLER {
                 self.has_waited = true;
-                return false;
+                return began.elapsed() < at_least;
             }
             true
         }

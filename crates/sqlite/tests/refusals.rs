@@ -7,12 +7,12 @@
 
 mod common;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::fs;
 use std::path::Path;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use common::layer::{self, below};
 use common::{assert_integrity, open, run, text};
 use rusqlite::{Connection, ffi};
 
@@ -27,14 +27,6 @@ static FOR_EVER: AtomicBool = AtomicBool::new(false);
 /// Whether a main database was synced before the first refusal. A later sync ends a rollback.
 static SYNCED: AtomicBool = AtomicBool::new(false);
 
-/// The methods of a file, some of them replaced, and the original ones.
-#[repr(C)]
-struct Methods {
-    ours: ffi::sqlite3_io_methods,
-    original: *const ffi::sqlite3_io_methods,
-    is_main: bool,
-}
-
 fn refuses() -> bool {
     match CALLS_LEFT.load(Ordering::SeqCst) {
         NO_REFUSAL => false,
@@ -42,17 +34,6 @@ fn refuses() -> bool {
             CALLS_LEFT.store(left - 1, Ordering::SeqCst);
             left == 0 || left < 0 && FOR_EVER.load(Ordering::SeqCst)
         }
-    }
-}
-
-/// # Safety
-///
-/// The file was opened by [`open_refusing`].
-unsafe fn methods<'a>(file: *mut ffi::sqlite3_file) -> (&'a ffi::sqlite3_io_methods, bool) {
-    // SAFETY: its methods are the first field of ours, which are never freed.
-    unsafe {
-        let methods = &*(*file).pMethods.cast::<Methods>();
-        (&*methods.original, methods.is_main)
     }
 }
 
@@ -66,7 +47,7 @@ unsafe extern "C" fn write(
         return ffi::SQLITE_FULL;
     }
     // SAFETY: the arguments are those of xWrite.
-    unsafe { methods(file).0.xWrite.unwrap()(file, data, len, at) }
+    unsafe { below(file).0.xWrite.unwrap()(file, data, len, at) }
 }
 
 unsafe extern "C" fn sync(file: *mut ffi::sqlite3_file, flags: c_int) -> c_int {
@@ -75,51 +56,21 @@ unsafe extern "C" fn sync(file: *mut ffi::sqlite3_file, flags: c_int) -> c_int {
     }
     // SAFETY: the arguments are those of xSync.
     unsafe {
-        let (original, is_main) = methods(file);
-        let code = original.xSync.unwrap()(file, flags);
+        let (below, is_main) = below(file);
+        let code = below.xSync.unwrap()(file, flags);
         let is_commit = is_main && CALLS_LEFT.load(Ordering::SeqCst) >= 0;
         SYNCED.fetch_or(is_commit && code == ffi::SQLITE_OK, Ordering::SeqCst);
         code
     }
 }
 
-unsafe extern "C" fn open_refusing(
-    vfs: *mut ffi::sqlite3_vfs,
-    name: *const c_char,
-    file: *mut ffi::sqlite3_file,
-    flags: c_int,
-    out_flags: *mut c_int,
-) -> c_int {
-    // SAFETY: the arguments are those of xOpen; a copy of Hardpack's VFS works like the original.
-    unsafe {
-        let hardpack = ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
-        let code = (*hardpack).xOpen.unwrap()(vfs, name, file, flags, out_flags);
-        if code == ffi::SQLITE_OK {
-            let original = (*file).pMethods;
-            let mut ours = *original;
-            ours.xWrite = Some(write);
-            ours.xSync = Some(sync);
-            let is_main = flags & ffi::SQLITE_OPEN_MAIN_DB != 0;
-            (*file).pMethods = Box::into_raw(Box::new(Methods { ours, original, is_main })).cast();
-        }
-        code
-    }
-}
-
 /// Opens a database through the refusing VFS.
 fn open_above(path: &Path) -> Connection {
-    static ONCE: Once = Once::new();
-    common::setup();
-    ONCE.call_once(|| {
-        // SAFETY: Hardpack is registered; the copy lives for ever.
-        unsafe {
-            let mut vfs = *ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
-            (vfs.zName, vfs.pNext) = (c"refusing".as_ptr(), std::ptr::null_mut());
-            vfs.xOpen = Some(open_refusing);
-            assert_eq!(ffi::sqlite3_vfs_register(Box::into_raw(Box::new(vfs)), 0), ffi::SQLITE_OK);
-        }
-    });
-    Connection::open(format!("file:{}?vfs=refusing", path.display())).unwrap()
+    let change: layer::Change = |methods, _| {
+        methods.xWrite = Some(write);
+        methods.xSync = Some(sync);
+    };
+    layer::open("refusing", change, path)
 }
 
 const CONTENT: &str = "select count(*) || ' ' || coalesce(sum(length(a)), 0) from t";

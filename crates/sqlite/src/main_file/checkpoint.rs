@@ -77,8 +77,9 @@ pub(super) struct Begun {
     passed_over: BTreeMap<u32, u32>,
     /// The length of a page in bytes.
     page_len: u64,
-    /// The end of the last page that SQLite copies, in bytes. It copies pages in their order.
-    last_end: u64,
+    /// The end of the last page that SQLite copies, in bytes; nothing if it copies none. It copies
+    /// pages in their order.
+    last_end: Option<u64>,
     /// The end of what it has copied, in bytes.
     end: u64,
     /// The index does not say what is in the log.
@@ -100,11 +101,12 @@ impl Begun {
         if last < index.last() {
             // Which pages have a newer frame, and how many pages there are, SQLite has looked up
             // some time ago. Any page may be the last that it copies.
-            return Begun { passed_over: newest, ..begun };
+            let last_end = (!newest.is_empty()).then_some(0);
+            return Begun { passed_over: newest, last_end, ..begun };
         }
         let passed_over = newest.split_off(&index.page_count().saturating_add(1));
-        let last_page = newest.last_key_value().map_or(0, |(page, _)| *page);
-        Begun { passed_over, last_end: u64::from(last_page) * page_len, ..begun }
+        let last_end = newest.last_key_value().map(|(page, _)| u64::from(*page) * page_len);
+        Begun { passed_over, last_end, ..begun }
     }
 
     /// Whether the page at this offset is copied without SQLite.
@@ -128,7 +130,7 @@ impl MainFile {
             SQLITE_OK => self.begun.end = self.begun.end.max(offset + bytes.len() as u64),
             code => return code,
         }
-        let is_last = !self.begun.is_unknown && self.begun.end >= self.begun.last_end;
+        let is_last = self.begun.last_end.is_some_and(|last| self.begun.end >= last);
         // Who is alone with the log truncates the file next, and that may fail.
         match self.checkpoint {
             Checkpoint::Open if is_last && self.wal_index.is_some() => self.publish_checkpoint(),
@@ -144,7 +146,9 @@ impl MainFile {
             Checkpoint::Done if !self.wrote => SQLITE_OK,
             // This is before 3.33, or there was nothing to copy but what SQLite passes over.
             _ if self.begun.is_unknown => SQLITE_IOERR_SHMMAP,
-            _ if self.begun.end < self.begun.last_end => SQLITE_BUSY_TIMEOUT,
+            _ if self.begun.last_end.is_some_and(|last| self.begun.end < last) => {
+                SQLITE_BUSY_TIMEOUT
+            }
             _ => self.publish_checkpoint(),
         };
         if code != SQLITE_OK {

@@ -1,6 +1,7 @@
 //! Commits of a main database: what xSync and SQLite's announcements do with its changes.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use hardpack_engine::store::{Ask, Durability};
 
@@ -30,6 +31,17 @@ impl MainFile {
 
     /// Commits the changes of this connection; `busy` is the code for having waited in vain.
     pub(super) fn commit(&mut self, durability: Durability, busy: c_int) -> c_int {
+        self.commit_waiting(durability, busy, Duration::ZERO)
+    }
+
+    /// Commits like [`MainFile::commit`], and waits at least this long before it has waited in
+    /// vain.
+    pub(super) fn commit_waiting(
+        &mut self,
+        durability: Durability,
+        busy: c_int,
+        at_least: Duration,
+    ) -> c_int {
         let io = match durability {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
@@ -38,7 +50,7 @@ impl MainFile {
             return SQLITE_OK;
         };
         let asks_nobody = self.asks_nobody();
-        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let (mut handler, mut nobody) = (self.busy.ask_at_least(at_least), ask_nobody());
         let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
         let done = match durability {
             _ if self.wrote => file.commit_asking(durability, ask),

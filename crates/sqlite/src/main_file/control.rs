@@ -10,6 +10,7 @@ use super::checkpoint::Begun;
 use super::open::is_new_plain;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
+use crate::busy::WAIT_MADE;
 use crate::companion;
 use crate::ffi::*;
 use crate::host::HostFile;
@@ -87,7 +88,7 @@ impl MainFile {
                 self.settle();
                 self.end_checkpoint();
                 self.journal_on_disk = false;
-                let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
+                let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;
                 code
             }

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each suite uses its own part")]
 
 pub mod interpose;
+pub mod layer;
 pub mod ledger;
 
 use std::io::{BufRead, BufReader, Write};

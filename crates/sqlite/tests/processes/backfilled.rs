@@ -2,13 +2,12 @@
 //! Hardpack looks at the index of the log whenever a checkpoint lets readers of the database in.
 #![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::Path;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::common::{hold_pool, open, run, text, value};
+use crate::common::{hold_pool, layer, open, run, text, value};
 use rusqlite::{Connection, ffi};
 
 /// Short enough for a test to wait for.
@@ -28,70 +27,32 @@ fn child_role() {
     assert!(crate::common::play(&role), "role {role}");
 }
 
-/// The methods of a file, one of them replaced, and the original ones.
-#[repr(C)]
-struct Methods {
-    ours: ffi::sqlite3_io_methods,
-    original: *const ffi::sqlite3_io_methods,
-}
-
 unsafe extern "C" fn shm_lock(
     file: *mut ffi::sqlite3_file,
     offset: c_int,
     count: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the arguments are those of xShmLock; the methods are the first field of ours, and the
-    // first region is there before anybody locks anything.
+    // SAFETY: the arguments are those of xShmLock, and the first region is there before anybody
+    // locks anything.
     unsafe {
-        let original = &*(*(*file).pMethods.cast::<Methods>()).original;
+        let (below, _) = layer::below(file);
         if flags == ffi::SQLITE_SHM_UNLOCK | ffi::SQLITE_SHM_EXCLUSIVE
             && offset == READ_DATABASE_SLOT
         {
             let mut region: *mut c_void = std::ptr::null_mut();
-            let code = original.xShmMap.unwrap()(file, 0, REGION_LEN, 0, &raw mut region);
+            let code = below.xShmMap.unwrap()(file, 0, REGION_LEN, 0, &raw mut region);
             assert_eq!(code, ffi::SQLITE_OK);
             let backfilled = &*region.byte_add(BACKFILLED_OFFSET).cast::<AtomicU32>();
             SEEN.store(backfilled.load(Ordering::SeqCst), Ordering::SeqCst);
         }
-        original.xShmLock.unwrap()(file, offset, count, flags)
-    }
-}
-
-unsafe extern "C" fn open_watching(
-    vfs: *mut ffi::sqlite3_vfs,
-    name: *const c_char,
-    file: *mut ffi::sqlite3_file,
-    flags: c_int,
-    out_flags: *mut c_int,
-) -> c_int {
-    // SAFETY: the arguments are those of xOpen; a copy of Hardpack's VFS works like the original.
-    unsafe {
-        let hardpack = ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
-        let code = (*hardpack).xOpen.unwrap()(vfs, name, file, flags, out_flags);
-        if code == ffi::SQLITE_OK && flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
-            let original = (*file).pMethods;
-            let ours = ffi::sqlite3_io_methods { xShmLock: Some(shm_lock), ..*original };
-            (*file).pMethods = Box::into_raw(Box::new(Methods { ours, original })).cast();
-        }
-        code
+        below.xShmLock.unwrap()(file, offset, count, flags)
     }
 }
 
 /// Opens a database through the watching VFS.
 fn open_watched(path: &Path) -> Connection {
-    static ONCE: Once = Once::new();
-    crate::common::setup();
-    ONCE.call_once(|| {
-        // SAFETY: Hardpack is registered; the copy lives for ever.
-        unsafe {
-            let mut vfs = *ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
-            (vfs.zName, vfs.pNext) = (c"watching".as_ptr(), std::ptr::null_mut());
-            vfs.xOpen = Some(open_watching);
-            assert_eq!(ffi::sqlite3_vfs_register(Box::into_raw(Box::new(vfs)), 0), ffi::SQLITE_OK);
-        }
-    });
-    Connection::open(format!("file:{}?vfs=watching", path.display())).unwrap()
+    layer::open("watching", |methods, _| methods.xShmLock = Some(shm_lock), path)
 }
 
 /// Runs a checkpoint that waits for nobody. Returns how many frames the log has, how many of them

@@ -1,17 +1,19 @@
 //! One transaction of a pool at a time: a connection waits as long as its busy handler says, then
 //! gets "busy" and nothing else, and has lost nothing. And nobody waits for the dead: a forked
 //! child holds no lock of its parent.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::common::{Role, hold_pool, open, run, text, value};
+use crate::common::{Role, hold_pool, layer, open, run, text, value};
 use hardpack_engine::device::{FILLING_MARK, FileDevice};
 use hardpack_engine::pool::{Options, Pool};
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, ffi};
 
 /// Longer than any machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -342,6 +344,50 @@ fn nothing_is_left_of_a_transaction_that_could_not_wait() {
     let db = open(&home.at("b.db"));
     assert_eq!(value::<i64>(&db, "select a from t"), 3);
     crate::common::assert_integrity(&db);
+}
+
+/// The pool that somebody takes in the last moment of a commit.
+static TAKEN_LATE: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+unsafe extern "C" fn control_late(
+    file: *mut ffi::sqlite3_file,
+    op: c_int,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the arguments are those of xFileControl.
+    let control = || unsafe { layer::below(file).0.xFileControl.unwrap()(file, op, argument) };
+    let pool = TAKEN_LATE.lock().unwrap().take_if(|_| op == ffi::SQLITE_FCNTL_COMMIT_PHASETWO);
+    let Some(pool) = pool else { return control() };
+    let holder = hold_pool(&pool);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(5 * SHORT);
+            holder.kill();
+        });
+        control()
+    })
+}
+
+/// With `synchronous=OFF`, SQLite takes a transaction for committed before the pool does. If
+/// somebody takes the pool just then, the commit waits for longer than the connection is prepared
+/// to wait otherwise: in exclusive locking mode it would show its rows to the end, and they would
+/// be gone then.
+#[test]
+fn a_commit_that_sqlite_takes_for_made_waits_for_longer() {
+    let home = Home::new();
+    let path = home.at("b.db");
+    let change: layer::Change = |methods, _| methods.xFileControl = Some(control_late);
+    for locking in ["exclusive", "normal"] {
+        let db = layer::open("late", change, &path);
+        run(&db, &format!("pragma synchronous=off; pragma locking_mode={locking}; delete from t"));
+        db.busy_timeout(SHORT).unwrap();
+        *TAKEN_LATE.lock().unwrap() = Some(home.pool());
+        run(&db, "insert into t values(2)");
+        assert_eq!(*TAKEN_LATE.lock().unwrap(), None);
+        assert_eq!(rows(&db), 1, "{locking}");
+        drop(db);
+        assert_eq!(rows(&open(&path)), 1, "{locking}");
+    }
 }
 
 static ASKED_BY_LOG: AtomicI32 = AtomicI32::new(0);
