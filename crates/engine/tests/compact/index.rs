@@ -166,7 +166,7 @@ fn survives_loss_of_power(
 
 #[test]
 fn removing_stale_entries_survives_loss_of_power() {
-    survives_loss_of_power(&stale_pool(19, 18, 700), (36_000..40_000, 17_000..19_000));
+    survives_loss_of_power(&stale_pool(19, 18, 700), (36_000..40_000, 17_000..21_000));
 }
 
 #[test]

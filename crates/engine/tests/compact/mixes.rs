@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::common::segments::{Files, GOAL, assert_holds, compact, optimize, put};
+use crate::common::segments::{Files, GOAL, assert_holds, compact, empty_pool, optimize, put};
 use crate::common::sim_device::SimDevice;
 use crate::common::{Rng, create_options, env_number, options, problems};
 use hardpack_engine::device::Device;
@@ -86,4 +86,28 @@ fn no_pool_gets_longer() {
         }
         assert_holds(&pool, &files);
     }
+}
+
+/// A pool of a few long extents, with short holes between them into which none fits, is shorter
+/// than what is emptied at a time otherwise.
+#[test]
+fn a_short_pool_of_long_extents_gets_short() {
+    let properties = [(Property::RecordSize, "1M"), (Property::Compression, "lz4")];
+    let (_, pool) = empty_pool(&properties);
+    let (rng, mut files) = (&mut Rng(8), Files::new());
+    for number in 0..5 {
+        for (kind, len) in [("long", 900_000 + 20_000 * number), ("short", 20_000)] {
+            let (path, bytes) = (format!("{kind}{number}").into_bytes(), rng.noise(len));
+            put(&pool, &path, &bytes);
+            files.push((path, bytes));
+        }
+    }
+    for number in 0..5 {
+        pool.remove_at(format!("short{number}").as_bytes(), 0).unwrap();
+    }
+    files.retain(|(path, _)| path.starts_with(b"long"));
+    let report = compact(&pool);
+    assert!(report.before_bytes > report.used_bytes + 100_000, "{report:?}");
+    assert!(report.after_bytes < report.used_bytes + 50_000, "{report:?}");
+    assert_holds(&pool, &files);
 }

@@ -496,7 +496,8 @@ impl Compaction {
             }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
             // A stretch without extents is already a hole.
-            let is_worth_it = free > len / STRETCH_FREE_PART && (to == end || !needs_last);
+            let is_long_enough = free > (to.0 - from.0).min(len) / STRETCH_FREE_PART;
+            let is_worth_it = is_long_enough && (to == end || !needs_last);
             if is_worth_it && free < to.0 - from.0 {
                 return Ok(Some((from, to)));
             }

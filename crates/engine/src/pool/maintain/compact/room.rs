@@ -10,12 +10,9 @@ use crate::store::compact::Cursor;
 use crate::store::survey::Survey;
 use crate::units::{Ashift, Sector};
 
-/// Compacting ends when the pool exceeds its contents by at most 1/`SLACK_PART` of them.
+/// Compacting ends when the pool exceeds its contents by at most 1/`SLACK_PART` of them, or by this
+/// many bytes.
 const SLACK_PART: u64 = 128;
-/// Compacting ends when the pool exceeds its contents by at most this many bytes, or if it is
-/// short, 1/`SHORT_SLACK_PART` of them, but not less than the minimum.
-const SLACK_LEN: u64 = 128 << 10;
-const SHORT_SLACK_PART: u64 = 64;
 const SLACK_LEN_MIN: u64 = 32 << 10;
 /// Compacting begins only if the pool exceeds its contents by more than this many times that. Some
 /// pools end a little longer than they should, as their extents happen to fit, and compacting them
@@ -94,8 +91,7 @@ pub(super) struct Room {
 impl Room {
     pub fn of(state: &State, ashift: Ashift, unusable: u64, end_min: Sector) -> Room {
         let used = state.used_sectors(ashift);
-        let least = (used / SHORT_SLACK_PART).clamp(SLACK_LEN_MIN >> ashift, SLACK_LEN >> ashift);
-        let slack = (used / SLACK_PART).max(least);
+        let slack = (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift);
         Room { end: state.superblock.end, taken: used + unusable, slack, end_min, ashift }
     }
 
