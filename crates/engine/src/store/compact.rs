@@ -37,7 +37,7 @@ const STEP_NODES_MAX: u64 = 256;
 /// One step examines at most this many leaves, since other writers wait for it.
 const STEP_LEAVES_MAX: usize = 512;
 /// Extents that are longer are moved in the order of their lengths.
-const LONG_EXTENT_LEN: u64 = 128 << 10;
+pub(super) const LONG_EXTENT_LEN: u64 = 128 << 10;
 /// A tree node rarely takes less than this.
 const NODE_SECTORS_MIN: u64 = 2;
 

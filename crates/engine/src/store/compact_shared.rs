@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::compact::{Cursor, Moved, held_in, movable};
+use super::compact::{Cursor, LONG_EXTENT_LEN, Moved, held_in, movable};
 use super::{Owner, State, Store, Txn};
 use crate::error::Result;
 use crate::store::format::pointer::{Place, Pointer, pointer_in};
@@ -29,7 +29,9 @@ type Entry = (TreeId, Vec<u8>);
 /// Extents with several pointers that are in the way, and their pointers.
 #[derive(Clone, Debug, Default)]
 pub struct SharedExtents {
-    extents: BTreeMap<Sector, (u64, Vec<Entry>)>,
+    /// In the order in which they are moved, the first ones last: long ones by their lengths, since
+    /// these find room only before others have taken it, and the rest by their places.
+    extents: BTreeMap<(u64, Sector), (Run, Vec<Entry>)>,
     pointer_count: usize,
 }
 
@@ -41,18 +43,18 @@ impl SharedExtents {
 
     /// Adds what another part of the walk has found.
     pub fn append(&mut self, found: SharedExtents) {
-        for (start, (sectors, entries)) in found.extents {
-            entries.into_iter().for_each(|entry| self.add(Run { start, sectors }, entry));
+        for (order, (run, entries)) in found.extents {
+            entries.into_iter().for_each(|entry| self.add(order, run, entry));
         }
     }
 
-    fn add(&mut self, run: Run, entry: Entry) {
+    fn add(&mut self, order: (u64, Sector), run: Run, entry: Entry) {
         let is_full = self.pointer_count >= POINTER_COUNT_MAX;
-        if is_full && !self.extents.contains_key(&run.start) {
+        if is_full && !self.extents.contains_key(&order) {
             return;
         }
         self.pointer_count += 1;
-        self.extents.entry(run.start).or_insert((run.sectors, Vec::new())).1.push(entry);
+        self.extents.entry(order).or_insert((run, Vec::new())).1.push(entry);
     }
 }
 
@@ -83,7 +85,9 @@ impl Store {
                 let held = held_in(tree, newest);
                 for one in movable(aim, tree, path, at.key(), held, self.ashift(), &mut 0)? {
                     if self.is_shared(state, one.run.start)? {
-                        found.add(one.run, (tree, one.key));
+                        let is_long = one.run.sectors << self.ashift() > LONG_EXTENT_LEN;
+                        let rank = if is_long { one.run.sectors } else { 0 };
+                        found.add((rank, one.run.start), one.run, (tree, one.key));
                     }
                 }
             }
@@ -94,18 +98,19 @@ impl Store {
 }
 
 impl Txn {
-    /// Moves some of the extents, the last ones first, and takes them out of the list.
+    /// Moves some of the extents, the longest and the last ones first, and takes them out of the
+    /// list.
     pub fn relocate_shared(&mut self, shared: &mut SharedExtents) -> Result<Moved> {
         let ashift = self.store().ashift();
         let mut moved = Moved::default();
         let (mut looked_at, mut pointers) = (0, 0);
         while looked_at << ashift < STEP_LEN_MAX
             && pointers < STEP_POINTERS_MAX
-            && let Some((sector, (sectors, entries))) = shared.extents.pop_last()
+            && let Some((_, (run, entries))) = shared.extents.pop_last()
         {
-            looked_at += sectors;
+            looked_at += run.sectors;
             pointers += entries.len();
-            self.move_shared(Run { start: sector, sectors }, &entries, &mut moved)?;
+            self.move_shared(run, &entries, &mut moved)?;
         }
         Ok(moved)
     }

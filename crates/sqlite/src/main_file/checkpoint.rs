@@ -31,9 +31,8 @@ use crate::wal_index::WalIndex;
 /// The lengths of the header of a log, and of that of each frame, in bytes.
 const HEADER_LEN: u64 = 32;
 const FRAME_HEADER_LEN: u64 = 24;
-/// Where the header of a log has the length of a page, in big-endian order, and the salts.
-const PAGE_LEN_OFFSET: usize = 8;
-const SALTS_OFFSET: usize = 16;
+/// Where the header of a log has its salts.
+const SALTS_OFFSET: u64 = 16;
 
 /// A log, as a file of the host.
 struct Log {
@@ -45,12 +44,11 @@ impl Log {
     /// Opens the log of this index. Returns `None` if the file is another one.
     fn open(path: &Path, index: &WalIndex) -> io::Result<Option<Log>> {
         let file = File::open(path)?;
-        let mut header = [0; HEADER_LEN as usize];
-        file.read_exact_at(&mut header, 0)?;
-        let (_, behind) = header.split_at(PAGE_LEN_OFFSET);
-        let page_len = behind.first_chunk().map_or(0, |len| u32::from_be_bytes(*len));
-        let is_same = header[SALTS_OFFSET..][..8] == index.salts() && page_len.is_power_of_two();
-        Ok(is_same.then_some(Log { file, page_len: u64::from(page_len) }))
+        let mut salts = [0; 8];
+        file.read_exact_at(&mut salts, SALTS_OFFSET)?;
+        let page_len = index.page_len();
+        let is_same = salts == index.salts() && page_len.is_power_of_two();
+        Ok(is_same.then_some(Log { file, page_len: page_len.into() }))
     }
 
     fn offset_of(&self, frame: u32) -> u64 {
