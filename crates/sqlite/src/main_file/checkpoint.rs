@@ -102,9 +102,11 @@ impl Begun {
             let last_end = (!newest.is_empty()).then_some(0);
             return Begun { passed_over: newest, last_end, ..begun };
         }
-        let passed_over = newest.split_off(&index.page_count().saturating_add(1));
+        // What lies behind the end of the database is cut off.
+        let page_count = index.page_count();
+        newest.retain(|page, _| *page <= page_count);
         let last_end = newest.last_key_value().map(|(page, _)| u64::from(*page) * page_len);
-        Begun { passed_over, last_end, ..begun }
+        Begun { last_end, ..begun }
     }
 
     /// Whether the page at this offset is copied without SQLite.
@@ -136,13 +138,18 @@ impl MainFile {
         }
     }
 
-    /// Handles SQLite's announcement that nothing is left to copy, which it makes also if the
-    /// checkpoint was interrupted.
+    /// Handles SQLite's announcement that nothing is left to copy. It makes that also if the
+    /// checkpoint was interrupted, and if it has failed before it began.
     pub(super) fn checkpoint_done(&mut self) -> c_int {
         let code = match self.checkpoint {
+            // What has begun is another one. Before 3.33, SQLite does not tell when one begins.
+            _ if !self.is_checkpointing => {
+                self.begun = Begun::default();
+                self.publish_checkpoint()
+            }
             Checkpoint::Failed(code) => code,
             Checkpoint::Done if !self.wrote => SQLITE_OK,
-            // This is before 3.33, or there was nothing to copy but what SQLite passes over.
+            // There was nothing to copy but what SQLite passes over.
             _ if self.begun.is_unknown => SQLITE_IOERR_SHMMAP,
             _ if self.begun.last_end.is_some_and(|last| self.begun.end < last) => {
                 SQLITE_BUSY_TIMEOUT
@@ -174,14 +181,15 @@ impl MainFile {
         else {
             return SQLITE_OK;
         };
-        // A VFS between this one and the host may keep the log elsewhere.
+        // Somebody may have moved the log, and a VFS between this one and the host may keep it
+        // elsewhere. Then nothing is copied before no reader is in the way.
         let Some(path) = companion::log_path(self.path.as_os_str().as_bytes()) else {
-            return SQLITE_OK;
+            return self.checkpoint_busy();
         };
         let log = match Log::open(&path, index) {
             Ok(Some(log)) => log,
-            Ok(None) => return SQLITE_OK,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return SQLITE_OK,
+            Ok(None) => return self.checkpoint_busy(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.checkpoint_busy(),
             Err(_) => return SQLITE_IOERR_READ,
         };
         let mut bytes = vec![0; log.page_len as usize];

@@ -87,6 +87,8 @@ impl MainFile {
                 // is off, or the file was truncated after the sync.
                 self.settle();
                 self.end_checkpoint();
+                // In exclusive locking mode, no lock is given back that would tell.
+                self.checkpoint = Checkpoint::Open;
                 self.journal_on_disk = false;
                 let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;

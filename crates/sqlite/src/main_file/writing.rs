@@ -81,7 +81,7 @@ impl MainFile {
         self.wrote = true;
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // After CKPT_DONE there may be no other call before readers may read the pages.
-            Ok(()) if self.checkpoint == Checkpoint::Done => {
+            Ok(()) if self.checkpoint == Checkpoint::Done && self.is_in_checkpoint() => {
                 let code = self.commit(Durability::Visible, self.checkpoint_busy());
                 self.end_checkpoint();
                 code

@@ -411,3 +411,38 @@ fn interrupt_checkpoints(locking: &str) {
     assert_eq!(text(&db, "pragma integrity_check"), "ok");
     assert!(interrupted > 5 && done > 0, "{locking}: {interrupted}, {done}");
 }
+
+/// A connection in exclusive locking mode gives back no lock when its checkpoint is over. What it
+/// does later, once it has left the log, is no part of that: a rollback, which begins by cutting the
+/// file off, publishes nothing.
+#[test]
+fn a_rollback_after_leaving_the_log_publishes_nothing() {
+    for locks_early in [false, true] {
+        let home = Home::new(SNAPSHOT);
+        let path = home.path();
+        let db = open(&path);
+        run(&db, "drop table t; vacuum; create table t(i integer primary key, b)");
+        let exclusive = "pragma locking_mode=exclusive";
+        if locks_early {
+            run(&db, exclusive);
+        }
+        run(&db, "pragma journal_mode=wal");
+        run(
+            &db,
+            "with recursive n(i) as (select 1 union all select i + 1 from n where i < 400) \
+             insert into t select i, randomblob(800) from n",
+        );
+        run(&db, &format!("{exclusive}; insert into t values(500, 1)"));
+        run(&db, "pragma journal_mode=delete; insert into t values(501, 1); pragma cache_size=10");
+        let state = "select count(*) || ' ' || sum(length(b)) from t";
+        let (txg, before) = (value::<i64>(&db, "select hardpack_txg()"), text(&db, state));
+        run(&db, "begin; update t set b = zeroblob(900)");
+        run(&db, "insert into t select i + 1000, randomblob(800) from t; rollback");
+        assert_eq!(text(&db, state), before);
+        for txg in txg..=value(&db, "select hardpack_txg()") {
+            let old = at(&path, &txg.to_string()).unwrap();
+            assert_eq!(text(&old, state), before, "txg {txg}, early {locks_early}");
+            assert_eq!(text(&old, "pragma integrity_check"), "ok");
+        }
+    }
+}
