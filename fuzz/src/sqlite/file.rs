@@ -94,8 +94,10 @@ fn locks(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
             ffi::SQLITE_LOCK_SHARED => ffi::SQLITE_LOCK_RESERVED,
             _ => ffi::SQLITE_LOCK_EXCLUSIVE,
         };
-        model.journal_on_disk |=
-            (model.lock, next) == (ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_EXCLUSIVE);
+        // It does so to leave a log as well.
+        model.journal_on_disk |= (model.lock, next)
+            == (ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_EXCLUSIVE)
+            && !model.is_mapped;
         assert_eq!(file.lock(next), ffi::SQLITE_OK);
         model.lock = next;
     } else {
@@ -121,6 +123,7 @@ fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
         }
         1 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_COMMIT_PHASETWO, 0), ffi::SQLITE_OK);
+            model.checkpoint_done = false;
             // Writes of a failed checkpoint are no part of the transaction.
             if std::mem::take(&mut model.checkpointing) {
                 model.bytes.clone_from(&model.committed);
@@ -203,7 +206,7 @@ pub fn run(data: &[u8]) {
             4 => {
                 assert_eq!(file.truncate(at as i64), ffi::SQLITE_OK);
                 model.bytes.resize(at, 0);
-                if model.checkpoint_done {
+                if model.checkpoint_done && (model.checkpointing || model.is_mapped) {
                     model.commit();
                     model.checkpointing = false;
                 }

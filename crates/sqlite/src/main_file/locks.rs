@@ -77,9 +77,11 @@ impl MainFile {
         }
         if code == SQLITE_OK {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
-            // SQLite skips the reserved lock only to roll back from a journal that it found.
-            self.journal_on_disk |=
-                level == SQLITE_LOCK_EXCLUSIVE && self.lock == SQLITE_LOCK_SHARED;
+            // SQLite skips the reserved lock only to roll back from a journal that it found, and to
+            // leave a log.
+            self.journal_on_disk |= level == SQLITE_LOCK_EXCLUSIVE
+                && self.lock == SQLITE_LOCK_SHARED
+                && self.wal_index.is_none();
             self.lock = self.lock.max(level);
             if level == SQLITE_LOCK_EXCLUSIVE {
                 self.note_writer();

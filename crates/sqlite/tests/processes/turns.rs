@@ -191,6 +191,24 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     crate::common::assert_integrity(&db);
 }
 
+/// An empty log is not left either, whether or not others may use the database.
+#[test]
+fn a_log_is_not_left_where_the_pool_is_busy() {
+    for locking in ["normal", "exclusive"] {
+        let home = Home::new();
+        let db = open(&home.at("b.db"));
+        run(&db, &format!("pragma journal_mode=wal; pragma locking_mode={locking}"));
+        run(&db, "insert into t values(2); pragma wal_checkpoint(truncate)");
+        db.busy_timeout(SHORT).unwrap();
+        let holder = home.hold();
+        let left = db.query_row("pragma journal_mode=delete", [], |row| row.get::<_, String>(0));
+        assert_eq!(code(left.map(drop)), Some(ErrorCode::DatabaseBusy), "{locking}");
+        drop(holder);
+        assert_eq!(text(&db, "pragma journal_mode=delete"), "delete", "{locking}");
+        assert_eq!(rows(&db), 2);
+    }
+}
+
 /// Runs a checkpoint, and returns whether something was in its way, the number of frames in the
 /// log, and how many of them are in the pool.
 fn checkpoint(db: &Connection, mode: &str) -> [i64; 3] {
