@@ -137,8 +137,9 @@ Examples:
 
 const SALVAGE_HELP: &str = "\
 POOL is only read. Everything that verifies is copied. Lost bytes become zeros and are listed by \
-range. Data that may have been replaced since is copied too, and listed as older. If superblocks, \
-header or roots are lost, the whole pool is searched for data.
+range. Data that may have been replaced since is copied too, and listed as older; if 'optimize' has \
+let versions of a database share records, it may be that of another version. If superblocks, header \
+or roots are lost, the whole pool is searched for data.
 
 OUT is the file to create, or a directory to create files in. A log or journal next to POOL is \
 not read; copy it next to OUT under OUT's name, and SQLite applies it.

@@ -159,6 +159,8 @@ impl Drop for Handle {
         let file = self.file();
         // SAFETY: the memory begins with a sqlite3_file, at least zeroed.
         if unsafe { !(*file).pMethods.is_null() } {
+            // SQLite never closes a file before it has done this.
+            self.shm_unmap();
             assert_eq!(call!(self.xClose()), ffi::SQLITE_OK);
         }
         // SAFETY: the file is closed, and its name freed once.

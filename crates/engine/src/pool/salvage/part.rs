@@ -22,7 +22,8 @@ pub const PART_LEN: u64 = EXTENT_LEN_MAX as u64;
 pub enum Fate {
     /// The content of the state.
     Right,
-    /// Verified, but possibly replaced since: the bytes are from this txg or an earlier one.
+    /// Verified, but possibly replaced since: the bytes are from this txg or an earlier one. If
+    /// versions of a database share records, what lies under a lost patch may be another version's.
     Older(Txg),
     /// Lost, and filled with zeros.
     Lost,
