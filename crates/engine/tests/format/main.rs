@@ -1,4 +1,5 @@
-//! The format: pools that earlier versions have written, and what may be trusted when one is opened.
+//! The format: pools that earlier versions have written, and what may be trusted when one is
+//! opened.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Segments: near-copies and small files that share an extent; files in chunks; and every form in which segments are
-//! stored.
+//! Segments: near-copies and small files that share an extent; files in chunks; and every form in
+//! which segments are stored.
 
 mod chunks;
 mod chunks_damaged;

@@ -1,4 +1,5 @@
-//! Versions: databases, families and pools that resemble each other, and what is stored only once of them.
+//! Versions: databases, families and pools that resemble each other, and what is stored only once
+//! of them.
 
 #[path = "../common/mod.rs"]
 mod common;

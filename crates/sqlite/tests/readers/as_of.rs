@@ -413,8 +413,8 @@ fn interrupt_checkpoints(locking: &str) {
 }
 
 /// A connection in exclusive locking mode gives back no lock when its checkpoint is over. What it
-/// does later, once it has left the log, is no part of that: a rollback, which begins by cutting the
-/// file off, publishes nothing.
+/// does later, once it has left the log, is no part of that: a rollback, which begins by cutting
+/// the file off, publishes nothing.
 #[test]
 fn a_rollback_after_leaving_the_log_publishes_nothing() {
     for locks_early in [false, true] {
