@@ -41,9 +41,12 @@ struct Log {
 }
 
 impl Log {
-    /// Opens the log of this index. Returns `None` if the file is another one.
+    /// Opens the log of this index. Returns `None` if the file is another one, or gone.
     fn open(path: &Path, index: &WalIndex) -> io::Result<Option<Log>> {
-        let file = File::open(path)?;
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
         let mut salts = [0; 8];
         file.read_exact_at(&mut salts, SALTS_OFFSET)?;
         let page_len = index.page_len();
@@ -109,6 +112,11 @@ impl Begun {
         Begun { last_end, ..begun }
     }
 
+    /// Whether SQLite has copied its last page; nothing if it copies none.
+    fn is_copied(&self) -> Option<bool> {
+        self.last_end.map(|last| self.end >= last)
+    }
+
     /// Whether the page at this offset is copied without SQLite.
     fn passes_over(&self, offset: u64) -> bool {
         let page = offset.checked_div(self.page_len).and_then(|page| u32::try_from(page + 1).ok());
@@ -130,7 +138,7 @@ impl MainFile {
             SQLITE_OK => self.begun.end = self.begun.end.max(offset + bytes.len() as u64),
             code => return code,
         }
-        let is_last = self.begun.last_end.is_some_and(|last| self.begun.end >= last);
+        let is_last = self.begun.is_copied() == Some(true);
         // Who is alone with the log truncates the file next, and that may fail.
         match self.checkpoint {
             Checkpoint::Open if is_last && self.wal_index.is_some() => self.publish_checkpoint(),
@@ -151,9 +159,7 @@ impl MainFile {
             Checkpoint::Done if !self.wrote => SQLITE_OK,
             // There was nothing to copy but what SQLite passes over.
             _ if self.begun.is_unknown => SQLITE_IOERR_SHMMAP,
-            _ if self.begun.last_end.is_some_and(|last| self.begun.end < last) => {
-                SQLITE_BUSY_TIMEOUT
-            }
+            _ if self.begun.is_copied() == Some(false) => SQLITE_BUSY_TIMEOUT,
             _ => self.publish_checkpoint(),
         };
         if code != SQLITE_OK {
@@ -183,14 +189,11 @@ impl MainFile {
         };
         // Somebody may have moved the log, and a VFS between this one and the host may keep it
         // elsewhere. Then nothing is copied before no reader is in the way.
-        let Some(path) = companion::log_path(self.path.as_os_str().as_bytes()) else {
-            return self.checkpoint_busy();
-        };
-        let log = match Log::open(&path, index) {
-            Ok(Some(log)) => log,
-            Ok(None) => return self.checkpoint_busy(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.checkpoint_busy(),
-            Err(_) => return SQLITE_IOERR_READ,
+        let path = companion::log_path(self.path.as_os_str().as_bytes());
+        let log = match path.map(|path| Log::open(&path, index)) {
+            Some(Ok(Some(log))) => log,
+            None | Some(Ok(None)) => return self.checkpoint_busy(),
+            Some(Err(_)) => return SQLITE_IOERR_READ,
         };
         let mut bytes = vec![0; log.page_len as usize];
         let passed_over = std::mem::take(&mut self.begun.passed_over);

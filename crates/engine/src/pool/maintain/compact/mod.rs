@@ -496,9 +496,10 @@ impl Compaction {
             }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
             // A stretch without extents is already a hole.
-            let is_long_enough = free > (to.0 - from.0).min(len) / STRETCH_FREE_PART;
-            let is_worth_it = is_long_enough && (to == end || !needs_last);
-            if is_worth_it && free < to.0 - from.0 {
+            let stretch_len = to.0 - from.0;
+            let is_worth_it =
+                free > stretch_len.min(len) / STRETCH_FREE_PART && (to == end || !needs_last);
+            if is_worth_it && free < stretch_len {
                 return Ok(Some((from, to)));
             }
             from = to;
