@@ -354,6 +354,31 @@ impl Drop for Role {
     }
 }
 
+/// Runs a script of the stock Python, which must succeed, and returns what it printed. If a test
+/// fails later, its errors are shown.
+pub fn python(script: &str, arguments: &[&Path]) -> String {
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", script]).args(arguments);
+    let output = command.output().expect("the Debian package python3 is installed");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}: {printed} {errors}", output.status);
+    eprint!("{errors}");
+    printed
+}
+
+/// Like [`python`], for a script that uses the VFS on the file at `path`.
+pub fn python_with_library(script: &str, path: &Path) -> String {
+    let start = "
+import os, sqlite3, sys, time
+library, path = sys.argv[1:]
+loader = sqlite3.connect(':memory:')
+loader.enable_load_extension(True)
+loader.load_extension(library)
+";
+    python(&format!("{start}{script}"), &[&library(), path])
+}
+
 /// Plays a role that several suites have: "try" runs statements without waiting and reports the
 /// result, "hold" runs statements and stays, "hold pool" stays in a transaction of the pool.
 /// Returns false for any other role.
@@ -391,6 +416,12 @@ pub fn play(role: &str) -> bool {
 pub fn outside(path: &Path, sql: &str) -> String {
     let (_, lines) = Role::start("try", &[&path.to_string_lossy(), sql]).wait();
     lines.last().cloned().unwrap_or_default()
+}
+
+/// Plays a role of [`play`], if this process was started for one: for suites without others.
+pub fn play_any() {
+    let Some(role) = role() else { return };
+    assert!(play(&role), "role {role}");
 }
 
 /// Starts another process that holds a pool until it is dropped, as a commit does for a moment. Its

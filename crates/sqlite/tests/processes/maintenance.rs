@@ -3,7 +3,6 @@
 //! chose.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::common::{Random, Role, ledger, open, run, text, value};
@@ -189,11 +188,6 @@ fn forks_of_a_process_with_maintenance() {
     let path = dir.path().join("pool.hpk");
     drop(create(&path, "pragma journal_mode=wal; pragma hardpack_background_cpu='100%'"));
     let script = r#"
-import os, sqlite3, sys, time
-library, path = sys.argv[1:]
-loader = sqlite3.connect(':memory:')
-loader.enable_load_extension(True)
-loader.load_extension(library)
 def connect():
     return sqlite3.connect(f'file:{path}?vfs=hardpack', uri=True, timeout=60)
 def burst(db, rest):
@@ -239,16 +233,8 @@ print(codes, parent.execute('pragma integrity_check').fetchone()[0])
 parent.close()
 expect_threads(1)
 "#;
-    let output = Command::new("/usr/bin/python3")
-        .args(["-c", script])
-        .arg(crate::common::library())
-        .arg(&path)
-        .output()
-        .expect("the Debian package python3 is installed");
-    let printed = String::from_utf8_lossy(&output.stdout).trim().to_string();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {printed} {errors}", output.status);
-    assert_eq!(printed, "[0, 0, 0, 0] ok", "{errors}");
+    let printed = crate::common::python_with_library(script, &path);
+    assert_eq!(printed.trim(), "[0, 0, 0, 0] ok");
     crate::common::assert_pool_is_clean(&path);
     let db = open(&path);
     assert_eq!(value::<i64>(&db, "select count(*) from t where length(b) = 3700"), ROW_COUNT);

@@ -2,7 +2,6 @@
 //! checkpoints all the while. Every snapshot is consistent, and in the end nothing is missing.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::common::{Random, Role, ledger, open, run, text, value};
@@ -338,11 +337,6 @@ fn forked_children() {
     let path = dir.path().join("pool.hpk");
     new_pool(&path, "");
     let script = r#"
-import os, sqlite3, sys
-library, path = sys.argv[1:]
-loader = sqlite3.connect(':memory:')
-loader.enable_load_extension(True)
-loader.load_extension(library)
 def connect():
     return sqlite3.connect(f'file:{path}?vfs=hardpack', uri=True, timeout=60)
 parent = connect()
@@ -377,15 +371,8 @@ for _ in range(25):
 codes = [os.waitpid(pid, 0)[1] for pid in children]
 print(codes, parent.execute('select n from counter').fetchone()[0])
 "#;
-    let output = Command::new("/usr/bin/python3")
-        .args(["-c", script])
-        .arg(crate::common::library())
-        .arg(&path)
-        .output()
-        .expect("the Debian package python3 is installed");
-    let printed = String::from_utf8_lossy(&output.stdout).trim().to_string();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(printed, "[0, 0, 0, 0] 125", "{errors}");
+    let printed = crate::common::python_with_library(script, &path);
+    assert_eq!(printed.trim(), "[0, 0, 0, 0] 125");
     assert_eq!(text(&open(&path), "select n from counter"), "125");
     crate::common::assert_pool_is_clean(&path);
 }
@@ -398,11 +385,7 @@ fn a_child_closes_what_it_inherits() {
     let path = dir.path().join("pool.hpk");
     crate::common::make_pool(&path, &[]);
     let script = r#"
-import os, sqlite3, sys
-library, pool = sys.argv[1:]
-loader = sqlite3.connect(':memory:')
-loader.enable_load_extension(True)
-loader.load_extension(library)
+pool = path
 def connect(name):
     uri = f'file:{pool}/{name}?vfs=hardpack'
     return sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None)
@@ -432,14 +415,7 @@ for mode in ('delete', 'wal'):
         print(parent.execute('select sum(a) from t').fetchone()[0])
         parent.close()
 "#;
-    let output = Command::new("/usr/bin/python3")
-        .args(["-c", script])
-        .arg(crate::common::library())
-        .arg(&path)
-        .output()
-        .expect("the Debian package python3 is installed");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let expected = "[] [(2,)] 3\n".repeat(4);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
+    let printed = crate::common::python_with_library(script, &path);
+    assert_eq!(printed, "[] [(2,)] 3\n".repeat(4));
     crate::common::assert_pool_is_clean(&path);
 }

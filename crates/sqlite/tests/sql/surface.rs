@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::common::{
     Random, is_pool, ledger, open, open_plain, run, shell, stock_shell, text, try_open,
@@ -16,12 +15,7 @@ fn stat(db: &Connection, name: &str) -> String {
 }
 
 fn python(script: &str, arguments: &[&Path]) -> String {
-    let mut command = Command::new("/usr/bin/python3");
-    command.args(["-c", script]).args(arguments);
-    let output = command.output().expect("the Debian package python3 is installed");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {errors}", output.status);
-    String::from_utf8_lossy(&output.stdout).trim().to_string()
+    crate::common::python(script, arguments).trim().to_string()
 }
 
 #[test]
