@@ -35,7 +35,7 @@ OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
     parts-by-content chunks passing-superblocks inflated transformed lzma differences
-    short-part-hashes filtered-differences""".split()
+    short-part-hashes filtered-differences second-bases""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED, DIFFERENCE, FILTERED_DIFFERENCE = range(1, 8)
 DIFFERENCES = DIFFERENCE, FILTERED_DIFFERENCE
@@ -309,8 +309,13 @@ class Pointer:
 
     def is_base(self):
         """Whether this entry of the dictionaries stands for an extent that others differ from."""
-        is_impossible = self.filter == DELTA or self.filter in DIFFERENCES
+        is_impossible = self.filter in (DELTA, FILTERED_DIFFERENCE) or self.span_log2 != 0
+        is_impossible |= (self.dictionary != 0) != self.is_second_base()
         return self.kind == EXTENT and self.len == 0 < self.extent_len and not is_impossible
+
+    def is_second_base(self):
+        """Whether this base is a difference itself."""
+        return self.filter == DIFFERENCE
 
     def span(self):
         """Returns how many bytes of its file a record covers: a chunk just its own."""
@@ -398,9 +403,9 @@ class State:
             need(value is not None, f"there is no dictionary {pointer.dictionary}")
             found = Pointer(value)
             if pointer.filter in DIFFERENCES:
-                need(found.is_base() and found.dictionary == 0, "a base is impossible")
+                need(found.is_base(), "a base is impossible")
             if pointer.filter == DIFFERENCE:
-                return decompress_after(pointer.codec, self.extent(found), data, pointer.extent_len)
+                return decompress_after(pointer.codec, self.text(found), data, pointer.extent_len)
             if pointer.filter == FILTERED_DIFFERENCE:
                 data, length = behind_form(data, pointer.extent_len)
                 form = decompress_after(pointer.codec, self.forms(found), data, length)
@@ -421,6 +426,16 @@ class State:
             return decompress(pointer.codec, data, pointer.extent_len, dictionary)
         data, length = behind_form(data, pointer.extent_len)
         return page_filter.decode(decompress(pointer.codec, data, length, dictionary), pointer.extent_len)
+
+    def text(self, base):
+        """Returns what segments are differences from: a base, behind the one that it differs from itself."""
+        if not base.is_second_base():
+            return self.extent(base)
+        value = self.tree(DICTIONARIES).get(struct.pack(">I", base.dictionary))
+        need(value is not None, f"there is no dictionary {base.dictionary}")
+        first = Pointer(value)
+        need(first.is_base() and not first.is_second_base(), "the base of a base is impossible")
+        return self.extent(first) + self.extent(base)
 
     def forms(self, pointer):
         """Returns what filtered records are differences from, of a base."""

@@ -177,6 +177,16 @@ def versions(directory, rng):
         (directory / f"{version}").write_bytes(rng.randbytes(1000 + 300 * version) + common + rng.randbytes(9000))
 
 
+def branches(directory, rng):
+    """Creates versions of a file in three branches, of which some become differences from differences."""
+    directory.mkdir()
+    common = [rng.randbytes(6500) for _ in range(20)]
+    own = [[rng.randbytes(4500) for _ in range(20)] for _ in range(3)]
+    for version in range(12):
+        blocks = (common[n] + own[version % 3][n] + rng.randbytes(1000) for n in range(20))
+        (directory / f"{version}").write_bytes(rng.randbytes(100 + 50 * version) + b"".join(blocks))
+
+
 def nights(directory, rng):
     """Creates copies of a database, of several nights, which become differences."""
     directory.mkdir()
@@ -228,6 +238,11 @@ def fresh(hardpack, scratch, rng):
         run(hardpack, "put", "-q", source / name, pool)
         flags = "--segment", "1M", "--compression", codec
         run(hardpack, "optimize", "-q", "--keep-length", *flags, f"{pool}/{name}")
+    for name, codec in ("branches", "zstd-9"), ("twigs", "lzma-3"):
+        branches(source / name, rng)
+        run(hardpack, "put", "-q", source / name, pool)
+        flags = "--segment", "256K", "--compression", codec
+        run(hardpack, "optimize", "-q", "--keep-length", *flags, f"{pool}/{name}")
     nights(source / "nights", rng)
     for name, flags in ("nights", ()), ("unfiltered", ("-o", "filter=none")):
         run(hardpack, "mkdir", *flags, f"{pool}/{name}")
@@ -261,6 +276,9 @@ def check_coverage(verifier):
     assert {len(pointer.behind) for pointer in pointers if pointer.kind == 1} == {16, 32}, "a checksum does not occur"
     differences = [pointer for pointer in pointers if pointer.filter == read_pool.DIFFERENCE]
     assert {pointer.codec for pointer in differences} == {5, 6}, "a codec makes no differences"
+    bases = [read_pool.Pointer(value) for value in live.tree(read_pool.DICTIONARIES).values()]
+    seconds = {base.codec for base in bases if base.is_base() and base.is_second_base()}
+    assert seconds == {5, 6}, f"second bases are made by these codecs only: {seconds}"
     assert any(pointer.dictionary for pointer in pointers if pointer not in differences), "no dictionary is used"
     assert any(count > 1 for count in verifier.pointers.values()), "no extent is shared"
     trees = {read_pool.REFS, read_pool.DEAD, read_pool.SNAPSHOTS, read_pool.INDEX}

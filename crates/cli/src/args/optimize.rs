@@ -27,7 +27,7 @@ records in which they differ by little, with patches over them; the one that was
 its own. 'hardpack repack' compresses databases better, and makes such records whole again: run it \
 before this.
 
-Segments that have much in common with another are stored as differences from it, with zstd and lzma: reading one decodes both.
+Segments that have much in common with another are stored as differences from it, with zstd and lzma: reading one decodes both, or three if that is a difference itself.
 
 Machine code, and sound and pictures that are not compressed, are transformed so that they compress \
 better, where they do.

@@ -12,26 +12,50 @@
 //!
 //! The entry is a pointer to no bytes of the extent. So it is one of its parts, and counts as one
 //! of its references: the base stays when all of its own records are gone, is moved like any
-//! segment, and belongs to snapshots like any dictionary. No base is a difference itself, so a read
-//! decodes two extents at most. A segment goes through the cache, since its differences are read
-//! together; the forms of a filtered record do not, as the records at one place of a database are
-//! rarely read one after the other.
+//! segment, and belongs to snapshots like any dictionary.
+//!
+//! A *second base* is a segment that is a difference itself, from a first one that is none. The
+//! text is then that of both: the second one's bytes behind the first one's. So a read decodes
+//! three extents at most. The entry of a second base names that of the first one, which stays as
+//! long.
+//!
+//! Segments go through the cache, since their differences are read together; the forms of a
+//! filtered record do not, as the records at one place of a database are rarely read one after the
+//! other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::dictionaries::{Stored, parse_dictionary, place_of};
 use super::extent::ExtentBytes;
 use super::format::pointer::{EXTENT_LEN_MAX, Place, Pointer};
+use super::format::superblock::FEATURE_SECOND_BASES;
 use super::format::trees::TreeId;
 use super::{State, Store, Txn};
 use crate::codec;
 use crate::error::{Error, Result};
 
 impl Store {
-    /// Returns the bytes of a base in a state, by default the newest.
-    pub(super) fn base_in(&self, state: Option<&State>, number: u32) -> Result<ExtentBytes> {
-        let whole = self.whole_base_in(state, number)?;
-        self.read_of(state, &whole)
+    /// Returns the text before the differences from a base in a state, by default the newest.
+    pub(super) fn base_text_in(&self, state: Option<&State>, number: u32) -> Result<ExtentBytes> {
+        let base = self.whole_base_in(state, number)?;
+        if !base.is_difference() {
+            return self.read_of(state, &base);
+        }
+        // Looked at before anything is decoded, so that no circle of bases is followed.
+        let first = self.whole_base_in(state, base.dictionary)?;
+        if first.is_difference() {
+            let what = "one that is a difference from a difference";
+            return Err(is_no_base(number, what));
+        }
+        let mut text = self.read_of(state, &first)?.as_slice().to_vec();
+        // What needs an uncommitted number does not stay in the cache (see `dictionaries.rs`).
+        let second = match self.is_new_number(base.dictionary) {
+            true => self.read_uncached_of(state, &base)?,
+            false => self.read_of(state, &base)?,
+        };
+        text.extend_from_slice(second.as_slice());
+        Ok(ExtentBytes::whole(Arc::new(text)))
     }
 
     /// Returns the filtered forms of a base in a state, by default the newest.
@@ -58,7 +82,7 @@ impl Store {
             return Err(is_no_base(number, "a dictionary"));
         };
         if !pointer.may_be_base() {
-            return Err(is_no_base(number, "one that is a difference itself"));
+            return Err(is_no_base(number, "one that needs another in a way that none may"));
         }
         Ok(Pointer { len: pointer.extent_len, part_offset: 0, ..pointer })
     }
@@ -80,9 +104,9 @@ impl Store {
         })
     }
 
-    /// Returns the bytes of a base in the newest state.
-    pub fn base(&self, number: u32) -> Result<ExtentBytes> {
-        self.base_in(None, number)
+    /// Returns the text before the differences from a base in the newest state.
+    pub fn base_text(&self, number: u32) -> Result<ExtentBytes> {
+        self.base_text_in(None, number)
     }
 }
 
@@ -112,6 +136,12 @@ impl Txn {
     /// Whether a number stands for a base.
     pub fn is_base(&mut self, number: u32) -> Result<bool> {
         Ok(self.dictionary_entry(number)?.is_some_and(|entry| entry.is_base()))
+    }
+
+    /// Whether a number stands for a base that is no difference itself.
+    pub fn is_first_base(&mut self, number: u32) -> Result<bool> {
+        let entry = self.dictionary_entry(number)?;
+        Ok(entry.is_some_and(|entry| entry.is_base() && !entry.is_difference()))
     }
 
     /// Returns the number and the entry of a base whose entry fits, and has the stored bytes of a
@@ -146,6 +176,12 @@ impl Txn {
     pub fn enter_base(&mut self, entry: &Pointer) -> Result<u32> {
         if !entry.may_be_base() {
             return Err(Error::internal("what others are to differ from cannot be a base"));
+        }
+        if entry.is_second_base() {
+            if !self.is_first_base(entry.dictionary)? {
+                return Err(Error::internal("a second base does not differ from a first one"));
+            }
+            self.core.incompat |= FEATURE_SECOND_BASES;
         }
         let number = self.new_dictionary_number()?;
         // Whoever decodes with it reads it through the store.

@@ -217,6 +217,12 @@ impl Store {
         self.dictionaries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether no committed state leads to a number: the transaction in progress has added it, or
+    /// it was adopted.
+    pub(super) fn is_new_number(&self, number: u32) -> bool {
+        self.prepared().new.contains_key(&number)
+    }
+
     fn keep_new(&self, number: u32, stored: Stored) {
         let mut prepared = self.prepared();
         prepared.recent.retain(|old| old.number != number);
@@ -319,9 +325,9 @@ impl Txn {
         value.map(|value| pointer_in(TreeId::Dictionaries, &key, &value)).transpose()
     }
 
-    /// Returns the numbers of all dictionaries.
-    pub fn dictionaries(&mut self) -> Result<Vec<u32>> {
+    /// Returns the numbers and entries of all dictionaries and bases.
+    pub fn numbered(&mut self) -> Result<Vec<(u32, Pointer)>> {
         let entries = self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)?;
-        entries.iter().map(|(key, _)| parse_dictionary_key(key)).collect()
+        entries.iter().map(|(key, value)| parse_dictionary(key, value)).collect()
     }
 }

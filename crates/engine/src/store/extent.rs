@@ -221,8 +221,8 @@ impl Store {
             return Ok(bytes);
         }
         if filter == Filter::Difference {
-            let base = self.base_in(of, pointer.dictionary)?;
-            let (id, base) = (pointer.codec, base.as_slice());
+            let text = self.base_text_in(of, pointer.dictionary)?;
+            let (id, base) = (pointer.codec, text.as_slice());
             codec::with_codec(|codec| codec.decompress_after(id, base, stored, &mut bytes))
                 .map_err(|error| Error::decoding("extent", place, error))?;
             return Ok(bytes);

@@ -1,5 +1,6 @@
 //! Tests of the store by topic: trees, formats, the accounting of space, limits, and races.
 
+mod bases;
 mod compact;
 mod dictionaries;
 mod formats;

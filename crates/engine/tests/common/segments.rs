@@ -101,7 +101,11 @@ pub fn assert_damage_is_reported(device: &MemoryDevice, files: &Files, step: usi
         };
         let mut is_whole = true;
         for (path, bytes) in files {
-            match read_all(&file_at(&pool, path)) {
+            let read = pool.resolve(path).and_then(|found| {
+                let file = pool.file(found.file)?;
+                read_all(&file)
+            });
+            match read {
                 Ok(found) => assert!(found == *bytes, "byte {at}: other bytes without an error"),
                 Err(error) => {
                     assert!(error.is_corruption(), "byte {at}: {error}");
@@ -168,6 +172,19 @@ pub fn version(seed: u64, number: u64) -> Vec<u8> {
     bytes
 }
 
+/// A version of a file with three branches: in each piece of it, one half is in all of them, and a
+/// third in those of its branch. None of that can be compressed.
+pub fn of_branch(number: u64) -> Vec<u8> {
+    let mut own = Rng(7000 + number);
+    let mut bytes = own.text(100 + 50 * number as usize);
+    for place in 0..10 {
+        bytes.extend(Rng(7100 + place).noise(6_500));
+        bytes.extend(Rng(7200 + 3 * place + number % 3).noise(4_500));
+        bytes.extend(own.text(1_000));
+    }
+    bytes
+}
+
 pub fn used(pool: &Pool) -> u64 {
     pool.store().make_durable().unwrap();
     let ashift = pool.store().ashift();
@@ -176,21 +193,26 @@ pub fn used(pool: &Pool) -> u64 {
 
 /// Returns the pointers of all records.
 pub fn pointers(pool: &Pool) -> Vec<Pointer> {
-    entries(pool).into_iter().map(|(_, pointer)| pointer).collect()
+    entries(pool, TreeId::Map).into_iter().map(|(_, pointer)| pointer).collect()
+}
+
+/// How many bases differ from others themselves.
+pub fn second_bases(pool: &Pool) -> usize {
+    entries(pool, TreeId::Dictionaries).iter().filter(|(_, it)| it.is_second_base()).count()
 }
 
 /// Returns the pointers of a file's records.
 pub fn pointers_at(pool: &Pool, path: &[u8]) -> Vec<Pointer> {
     let file = pool.resolve(path).unwrap().file.0.to_be_bytes();
-    let all = entries(pool).into_iter();
+    let all = entries(pool, TreeId::Map).into_iter();
     all.filter(|(key, _)| key[..8] == file).map(|(_, pointer)| pointer).collect()
 }
 
-/// Returns the entries of all records.
-fn entries(pool: &Pool) -> Vec<(Vec<u8>, Pointer)> {
+/// Returns the entries of a tree whose values are pointers to data.
+fn entries(pool: &Pool, tree: TreeId) -> Vec<(Vec<u8>, Pointer)> {
     let (state, mut found) = (pool.state(), Vec::new());
-    if let Some(root) = &state.superblock.roots[TreeId::Map] {
-        walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+    if let Some(root) = &state.superblock.roots[tree] {
+        walk_tree(pool.store(), tree, root, Txg(0), &mut |met| {
             if let Met::Entry(_, key, value) = met {
                 found.push((key.to_vec(), data_pointer(value)?));
             }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use crate::common::databases::{counting_database, database, worn_database};
 use crate::common::segments::{
-    compact, empty_pool, file_at, open, pointers, put, reopened, repack, stream_of, version,
+    compact, empty_pool, file_at, of_branch, open, pointers, put, reopened, repack, stream_of,
+    version,
 };
 use crate::common::{Rng, env_number, problems, read_all};
 use hardpack_engine::codec::Compression;
@@ -45,7 +46,8 @@ fn below(files: &Files, prefix: &[u8]) -> Files {
 fn content(rng: &mut Rng) -> Vec<u8> {
     let day = rng.below(8);
     match rng.below(12) {
-        0 | 1 => version(rng.below(2), rng.below(30)),
+        0 => version(rng.below(2), rng.below(30)),
+        1 => of_branch(rng.below(30)),
         2 => database(5, 200_000, day),
         3 => worn_database(5, 200_000, day),
         4 => counting_database(6, 150_000, day),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::common::segments::{
     Files, GOAL, assert_damage_is_reported, assert_holds, assert_parts_hold, below_copy, compact,
-    each_crash, empty_pool, file_at, golden_pool, open, optimize, pointers, pointers_at, pool_of,
-    put, put_equal, recorded, reopened, sent, stream_of, used, version,
+    each_crash, empty_pool, file_at, golden_pool, of_branch, open, optimize, pointers, pointers_at,
+    pool_of, put, put_equal, recorded, reopened, second_bases, sent, stream_of, used, version,
 };
 use crate::common::{Rng, problems, read_all};
 use hardpack_engine::codec::Compression;
@@ -18,7 +18,7 @@ use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
     Again, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SegmentGoal, SendPlan,
 };
-use hardpack_engine::store::superblock::FEATURE_DIFFERENCES;
+use hardpack_engine::store::superblock::{FEATURE_DIFFERENCES, FEATURE_SECOND_BASES};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
@@ -27,12 +27,25 @@ use hardpack_engine::{Error, Txg};
 /// Three of the versions fit into a segment.
 const SHORT: SegmentGoal = SegmentGoal { len: 400_000, ..GOAL };
 
+/// Two for each file of a branch.
+const RECORDS: &[(Property, &str)] = &[(Property::RecordSize, "64K")];
+
 /// Versions of a file that is hard to compress, which are too long for one segment, and something
 /// else.
 fn family() -> Files {
     let mut files: Files = (0..9).map(|n| (format!("v{n}").into_bytes(), version(1, n))).collect();
     files.push((b"other".to_vec(), Rng(77).text(200_000)));
     files
+}
+
+/// Files of three branches, of which two segments are made for each place in them.
+fn branches() -> Files {
+    (0..12).map(|n| (format!("v{n}").into_bytes(), of_branch(n))).collect()
+}
+
+/// Without second bases and with them.
+fn families() -> [(Files, SegmentGoal); 2] {
+    [(family(), SHORT), (branches(), SegmentGoal { len: 140_000, ..GOAL })]
 }
 
 fn has_feature(pool: &Pool) -> bool {
@@ -60,20 +73,54 @@ fn assert_makes_differences(report: &OptimizeReport) {
 #[test]
 fn what_is_too_long_for_a_segment_takes_less() {
     for compression in [Compression::Zstd(3), Compression::Zstd(19), Compression::Lzma(4)] {
-        let files = family();
-        let (device, pool) = pool_of(&files, &[]);
-        let goal = SegmentGoal { compression, ..SHORT };
-        let report = optimize(&pool, goal);
-        assert_makes_differences(&report);
-        assert!(has_feature(&pool) && count(&pool) > 5);
-        // One copy of what all have in common, and little for each version.
-        assert!(report.allocated_after < 100_000 + 9 * 12_000 + 70_000, "{report:?}");
-        assert_holds(&pool, &files);
+        for (files, short) in families() {
+            let (device, pool) = pool_of(&files, RECORDS);
+            let goal = SegmentGoal { compression, ..short };
+            let report = optimize(&pool, goal);
+            assert_makes_differences(&report);
+            assert!(has_feature(&pool) && count(&pool) > 5);
+            // One copy of what all have in common, and little for each version.
+            let len = if short == SHORT {
+                100_000 + 9 * 12_000 + 70_000
+            } else {
+                65_000 + 3 * 45_000 + 12 * 10_000
+            };
+            assert!(report.allocated_after < len, "{report:?}");
+            assert_holds(&pool, &files);
+            assert_holds(&reopened(&device), &files);
+            assert_parts_hold(&reopened(&device), &files, 100);
+            assert_eq!(optimize(&pool, goal).records, 0, "nothing is left to do");
+            compact(&pool);
+            assert_holds(&reopened(&device), &files);
+        }
+    }
+}
+
+/// Branches of a family: each has a copy of its own of what is in it only, and none of what is in
+/// all.
+#[test]
+fn what_is_in_a_branch_only_is_there_once() {
+    for compression in [Compression::Zstd(3), Compression::Zstd(19), Compression::Lzma(4)] {
+        let [_, (mut files, short)] = families();
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, SegmentGoal { compression, ..short });
+        assert!(pool.state().superblock.incompat & FEATURE_SECOND_BASES != 0);
+        assert!(second_bases(&pool) > 0);
+        compact(&pool);
+        // 65,000 bytes of all, three times 45,000 of a branch, and what can be compressed.
+        assert!(used(&pool) < 360_000, "{}", used(&pool));
         assert_holds(&reopened(&device), &files);
         assert_parts_hold(&reopened(&device), &files, 100);
-        assert_eq!(optimize(&pool, goal).records, 0, "nothing is left to do");
-        compact(&pool);
-        assert_holds(&reopened(&device), &files);
+        // What is left needs bases whose own records have gone, until nothing is left.
+        let mut counts = HashSet::new();
+        while files.pop().is_some() {
+            let path = format!("v{}", files.len());
+            pool.remove_at(path.as_bytes(), 0).unwrap();
+            pool.remove_unused_dictionaries(Patience::None).unwrap();
+            assert_holds(&reopened(&device), &files);
+            counts.insert(second_bases(&pool));
+        }
+        assert!(counts.contains(&0) && counts.len() > 1 && !has_bases(&pool), "{counts:?}");
     }
 }
 
@@ -101,23 +148,28 @@ fn other_files_are_left_alone() {
 #[test]
 fn records_of_any_length_are_put_together() {
     for properties in [
-        [(Property::RecordSize, "16K")],
-        [(Property::RecordSize, "1M")],
-        [(Property::Chunking, "cdc")],
-        [(Property::Checksum, "blake3")],
-        [(Property::Dedup, "on")],
+        &[(Property::RecordSize, "16K")][..],
+        &[(Property::RecordSize, "1M")],
+        &[(Property::Chunking, "cdc")],
+        &[RECORDS[0], (Property::Checksum, "blake3")],
+        &[RECORDS[0], (Property::Dedup, "on")],
     ] {
-        let mut files = family();
-        let (device, pool) = pool_of(&files, &properties);
-        assert_makes_differences(&optimize(&pool, SHORT));
-        if properties[0].0 == Property::Dedup {
-            let is_difference = |(path, _): &(Vec<u8>, Vec<u8>)| {
-                pointers_at(&pool, path).iter().all(|it| it.is_difference())
-            };
-            let number = files.iter().position(is_difference).unwrap();
-            put_equal(&pool, &mut files, number);
+        for (mut files, short) in families() {
+            let (device, pool) = pool_of(&files, properties);
+            let report = optimize(&pool, short);
+            // A record that is a segment alone is no base.
+            if short == SHORT || !["1M", "cdc"].contains(&properties[0].1) {
+                assert_makes_differences(&report);
+            }
+            if properties.contains(&(Property::Dedup, "on")) {
+                let is_difference = |(path, _): &(Vec<u8>, Vec<u8>)| {
+                    pointers_at(&pool, path).iter().any(|it| it.is_difference())
+                };
+                let number = files.iter().position(is_difference).unwrap();
+                put_equal(&pool, &mut files, number);
+            }
+            assert_holds(&reopened(&device), &files);
         }
-        assert_holds(&reopened(&device), &files);
     }
 }
 
@@ -125,60 +177,63 @@ fn records_of_any_length_are_put_together() {
 /// goes with the last.
 #[test]
 fn a_base_stays_as_long_as_it_is_needed() {
-    let files = family();
-    let (device, pool) = pool_of(&files, &[]);
-    optimize(&pool, SHORT);
-    let is_difference = |path: &[u8]| pointers_at(&pool, path).iter().any(|it| it.is_difference());
-    let (others, mut left): (Files, Files) =
-        files.into_iter().partition(|(path, _)| !is_difference(path));
-    assert!(others.len() > 2 && left.len() > 2);
-    for (path, _) in &others {
-        pool.remove_at(path, 0).unwrap();
-    }
-    pool.remove_unused_dictionaries(Patience::None).unwrap();
-    compact(&pool);
-    assert_holds(&reopened(&device), &left);
-    while let Some((path, _)) = left.pop() {
-        assert!(has_bases(&pool));
-        pool.remove_at(&path, 0).unwrap();
+    for (files, short) in families() {
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, short);
+        let is_difference =
+            |path: &[u8]| pointers_at(&pool, path).iter().all(|it| it.is_difference());
+        let (others, mut left): (Files, Files) =
+            files.into_iter().partition(|(path, _)| !is_difference(path));
+        assert!(others.len() > 2 && !left.is_empty());
+        for (path, _) in &others {
+            pool.remove_at(path, 0).unwrap();
+        }
         pool.remove_unused_dictionaries(Patience::None).unwrap();
+        compact(&pool);
         assert_holds(&reopened(&device), &left);
+        while let Some((path, _)) = left.pop() {
+            assert!(has_bases(&pool));
+            pool.remove_at(&path, 0).unwrap();
+            pool.remove_unused_dictionaries(Patience::None).unwrap();
+            assert_holds(&reopened(&device), &left);
+        }
+        assert!(!has_bases(&pool));
+        compact(&pool);
+        assert!(used(&pool) < 50_000, "{}", used(&pool));
     }
-    assert!(!has_bases(&pool));
-    compact(&pool);
-    assert!(used(&pool) < 50_000, "{}", used(&pool));
 }
 
 /// Made anew, they leave nothing of the old ones behind; nor does an optimisation that finds that
 /// most of them is unused.
 #[test]
 fn they_are_made_anew() {
-    let files = family();
-    let (device, pool) = pool_of(&files, &[]);
-    optimize(&pool, SegmentGoal { compression: Compression::ZstdFast(1000), ..SHORT });
-    let before = used(&pool);
-    let old = bases_in_use(&pool);
-    let again = SegmentGoal { again: Again::All, compression: Compression::Zstd(19), ..SHORT };
-    assert_makes_differences(&optimize(&pool, again));
-    assert!(bases_in_use(&pool).is_disjoint(&old));
-    compact(&pool);
-    assert!(used(&pool) <= before + 20_000, "{} {before}", used(&pool));
-    assert_holds(&reopened(&device), &files);
-    for (path, bytes) in &files {
-        let file = file_at(&pool, path);
-        file.set_len(40_000.min(bytes.len() as u64)).unwrap();
-        file.commit(Durability::Durable).unwrap();
+    for (files, short) in families() {
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, SegmentGoal { compression: Compression::ZstdFast(1000), ..short });
+        let before = used(&pool);
+        let old = bases_in_use(&pool);
+        let again = SegmentGoal { again: Again::All, compression: Compression::Zstd(19), ..short };
+        assert_makes_differences(&optimize(&pool, again));
+        assert!(bases_in_use(&pool).is_disjoint(&old));
+        compact(&pool);
+        assert!(used(&pool) <= before + 20_000, "{} {before}", used(&pool));
+        assert_holds(&reopened(&device), &files);
+        for (path, bytes) in &files {
+            let file = file_at(&pool, path);
+            file.set_len(40_000.min(bytes.len() as u64)).unwrap();
+            file.commit(Durability::Durable).unwrap();
+        }
+        let cut: Files = files
+            .iter()
+            .map(|(path, it)| (path.clone(), it[..40_000.min(it.len())].to_vec()))
+            .collect();
+        let old = bases_in_use(&pool);
+        optimize(&pool, short);
+        assert!(bases_in_use(&pool).is_disjoint(&old));
+        compact(&pool);
+        assert!(used(&pool) < 160_000, "{}", used(&pool));
+        assert_holds(&reopened(&device), &cut);
     }
-    let cut: Files = files
-        .iter()
-        .map(|(path, it)| (path.clone(), it[..40_000.min(it.len())].to_vec()))
-        .collect();
-    let old = bases_in_use(&pool);
-    optimize(&pool, SHORT);
-    assert!(bases_in_use(&pool).is_disjoint(&old));
-    compact(&pool);
-    assert!(used(&pool) < 160_000, "{}", used(&pool));
-    assert_holds(&reopened(&device), &cut);
 }
 
 /// Further versions come later, and find the base that there is.
@@ -331,74 +386,77 @@ fn what_nothing_needs_goes_beside_a_busy_writer() {
 
 #[test]
 fn snapshots_keep_their_bases() {
-    let files = family();
-    let (device, pool) = pool_of(&files, &[]);
-    optimize(&pool, SHORT);
-    pool.create_snapshot(ROOT, b"before", 0).unwrap();
-    for (path, _) in &files {
-        pool.remove_at(path, 0).unwrap();
+    for (files, short) in families() {
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, short);
+        pool.create_snapshot(ROOT, b"before", 0).unwrap();
+        for (path, _) in &files {
+            pool.remove_at(path, 0).unwrap();
+        }
+        pool.remove_unused_dictionaries(Patience::None).unwrap();
+        assert!(!has_bases(&pool));
+        put(&pool, b"later", &Rng(5).noise(500_000));
+        compact(&pool);
+        let snapshot = reopened(&device).open_snapshot(ROOT, b"before").unwrap();
+        for (path, bytes) in &files {
+            assert!(read_all(&file_at(&snapshot, path)).unwrap() == *bytes);
+        }
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+        pool.rollback(ROOT, b"before").unwrap();
+        assert!(has_bases(&pool));
+        assert_holds(&reopened(&device), &files);
+        // Not to be in the way of what is made anew.
+        pool.destroy_snapshot(ROOT, b"before").unwrap();
+        optimize(&pool, SegmentGoal { again: Again::All, ..short });
+        compact(&pool);
+        assert_holds(&reopened(&device), &files);
     }
-    pool.remove_unused_dictionaries(Patience::None).unwrap();
-    assert!(!has_bases(&pool));
-    put(&pool, b"later", &Rng(5).noise(500_000));
-    compact(&pool);
-    let snapshot = reopened(&device).open_snapshot(ROOT, b"before").unwrap();
-    for (path, bytes) in &files {
-        assert!(read_all(&file_at(&snapshot, path)).unwrap() == *bytes);
-    }
-    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
-    pool.rollback(ROOT, b"before").unwrap();
-    assert!(has_bases(&pool));
-    assert_holds(&reopened(&device), &files);
-    // Not to be in the way of what is made anew.
-    pool.destroy_snapshot(ROOT, b"before").unwrap();
-    optimize(&pool, SegmentGoal { again: Again::All, ..SHORT });
-    compact(&pool);
-    assert_holds(&reopened(&device), &files);
 }
 
 #[test]
 fn a_stream_carries_each_base_once() {
-    let files = family();
-    let (_, pool) = pool_of(&files, &[]);
-    optimize(&pool, SHORT);
-    let (stream, device, target, there) = sent(&pool, &files);
-    assert_eq!(stream[12] & 128, 128, "the stream says that it has them");
-    assert!((stream.len() as u64) < used(&pool) + 20_000, "{} {}", stream.len(), used(&pool));
-    assert!(has_feature(&target));
-    assert_eq!(count(&target), count(&pool));
-    assert_holds(&reopened(&device), &there);
-    compact(&target);
-    assert_holds(&reopened(&device), &there);
-    assert!(used(&target) < used(&pool) + 20_000, "{} {}", used(&target), used(&pool));
+    for (files, short) in families() {
+        let (_, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, short);
+        let (stream, device, target, there) = sent(&pool, &files);
+        assert_eq!(stream[12] & 128, 128, "the stream says that it has them");
+        assert!((stream.len() as u64) < used(&pool) + 20_000, "{} {}", stream.len(), used(&pool));
+        assert!(has_feature(&target));
+        assert_eq!(count(&target), count(&pool));
+        assert_holds(&reopened(&device), &there);
+        compact(&target);
+        assert_holds(&reopened(&device), &there);
+        assert!(used(&target) < used(&pool) + 20_000, "{} {}", used(&target), used(&pool));
+    }
 }
 
 /// Each transaction brings little, so bases and what differs from them come in several; and the
 /// stream ends after any number of frames, and goes on there.
 #[test]
 fn a_stream_is_received_in_parts() {
-    let files = family();
-    let (_, pool) = pool_of(&files, &[(Property::RecordSize, "64K")]);
-    optimize(&pool, SHORT);
-    let (stream, _, _, there) = sent(&pool, &files);
-    let frames = {
-        let plan = plan(&pool, None);
-        pool.measure_send(&plan).unwrap().frames
-    };
-    let options = ReceiveOptions { batch_len: 1, ..ReceiveOptions::default() };
-    for cut in (200..stream.len()).step_by(stream.len() / 23) {
-        let (device, target) = empty_pool(&[(Property::Dedup, "on")]);
-        let part = &stream[..cut];
-        target.receive(ROOT, b"copy", &mut &part[..], &options, &mut |_| {}).unwrap_err();
-        // Nothing needs the bases that have come yet, but what comes may.
-        target.remove_unused_dictionaries(Patience::None).unwrap();
-        compact(&target);
-        let token = target.receive_token(ROOT, b"copy").unwrap();
-        let mut rest = Vec::new();
-        let plan = plan(&pool, token);
-        assert!(pool.send(&plan, &mut rest, &mut |_| {}).unwrap().frames == frames);
-        target.receive(ROOT, b"copy", &mut &rest[..], &options, &mut |_| {}).unwrap();
-        assert_holds(&reopened(&device), &there);
+    for (files, short) in families() {
+        let (_, pool) = pool_of(&files, &[(Property::RecordSize, "64K")]);
+        optimize(&pool, short);
+        let (stream, _, _, there) = sent(&pool, &files);
+        let frames = {
+            let plan = plan(&pool, None);
+            pool.measure_send(&plan).unwrap().frames
+        };
+        let options = ReceiveOptions { batch_len: 1, ..ReceiveOptions::default() };
+        for cut in (200..stream.len()).step_by(stream.len() / 23) {
+            let (device, target) = empty_pool(&[(Property::Dedup, "on")]);
+            let part = &stream[..cut];
+            target.receive(ROOT, b"copy", &mut &part[..], &options, &mut |_| {}).unwrap_err();
+            // Nothing needs the bases that have come yet, but what comes may.
+            target.remove_unused_dictionaries(Patience::None).unwrap();
+            compact(&target);
+            let token = target.receive_token(ROOT, b"copy").unwrap();
+            let mut rest = Vec::new();
+            let plan = plan(&pool, token);
+            assert!(pool.send(&plan, &mut rest, &mut |_| {}).unwrap().frames == frames);
+            target.receive(ROOT, b"copy", &mut &rest[..], &options, &mut |_| {}).unwrap();
+            assert_holds(&reopened(&device), &there);
+        }
     }
 }
 
@@ -415,33 +473,35 @@ fn plan(pool: &Pool, resume: Option<ResumeToken>) -> SendPlan<'static> {
 
 #[test]
 fn an_incremental_stream_carries_what_is_new() {
-    let mut files = family();
-    let (_, pool) = pool_of(&files, &[]);
-    let (_, device, target, _) = sent(&pool, &files);
-    optimize(&pool, SHORT);
-    for number in 20..24 {
-        let (path, bytes) = (format!("v{number}").into_bytes(), version(1, number));
-        put(&pool, &path, &bytes);
-        files.push((path, bytes));
+    for (mut files, short) in families() {
+        let (_, pool) = pool_of(&files, RECORDS);
+        let (_, device, target, _) = sent(&pool, &files);
+        optimize(&pool, short);
+        for number in 20..24 {
+            let (path, bytes) = (format!("v{number}").into_bytes(), version(1, number));
+            put(&pool, &path, &bytes);
+            files.push((path, bytes));
+        }
+        optimize(&pool, SegmentGoal { again: Again::All, ..short });
+        pool.create_snapshot(ROOT, b"later", 0).unwrap();
+        let stream = stream_of(&pool, b"later", Some(b"now"));
+        let receiving = ReceiveOptions::default();
+        target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+        assert_eq!(count(&target), count(&pool));
+        assert_holds(&reopened(&device), &below_copy(&files));
     }
-    optimize(&pool, SegmentGoal { again: Again::All, ..SHORT });
-    pool.create_snapshot(ROOT, b"later", 0).unwrap();
-    let stream = stream_of(&pool, b"later", Some(b"now"));
-    let receiving = ReceiveOptions::default();
-    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
-    assert_eq!(count(&target), count(&pool));
-    assert_holds(&reopened(&device), &below_copy(&files));
 }
 
 /// The rest stays readable, and what is reported is what is damaged.
 #[test]
 fn damage_is_reported() {
-    let files = family();
-    let (device, pool) = pool_of(&files, &[]);
-    optimize(&pool, SHORT);
-    compact(&pool);
-    pool.close().unwrap();
-    assert!(assert_damage_is_reported(&device, &files, 3_001) > 10);
+    for (files, short) in families() {
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, short);
+        compact(&pool);
+        pool.close().unwrap();
+        assert!(assert_damage_is_reported(&device, &files, 3_001) > 10);
+    }
 }
 
 /// Somebody else removes what nothing needs, or optimises as well, between any two steps.
@@ -450,29 +510,30 @@ fn others_may_take_the_base_away() {
     let mut made = 0;
     for seed in 0..6 {
         let mut rng = Rng(seed);
-        let files = family();
-        let (device, pool) = pool_of(&files, &[]);
-        let other = open(&device);
-        let mut ours = pool.optimize(ROOT, SHORT).unwrap();
-        let mut theirs = other.optimize(ROOT, SHORT).unwrap();
-        loop {
-            let mut has_more = ours.step().unwrap();
-            if rng.one_in(2) {
-                other.refresh().unwrap();
-                other.remove_unused_dictionaries(Patience::None).unwrap();
+        for (files, short) in families() {
+            let (device, pool) = pool_of(&files, RECORDS);
+            let other = open(&device);
+            let mut ours = pool.optimize(ROOT, short).unwrap();
+            let mut theirs = other.optimize(ROOT, short).unwrap();
+            loop {
+                let mut has_more = ours.step().unwrap();
+                if rng.one_in(2) {
+                    other.refresh().unwrap();
+                    other.remove_unused_dictionaries(Patience::None).unwrap();
+                }
+                if seed >= 3 {
+                    has_more |= theirs.step().unwrap();
+                }
+                if !has_more {
+                    break;
+                }
             }
-            if seed >= 3 {
-                has_more |= theirs.step().unwrap();
-            }
-            if !has_more {
-                break;
-            }
+            assert_holds(&pool, &files);
+            assert_holds(&reopened(&device), &files);
+            made += ours.report().differences;
+            optimize(&pool, short);
+            assert_holds(&reopened(&device), &files);
         }
-        assert_holds(&pool, &files);
-        assert_holds(&reopened(&device), &files);
-        made += ours.report().differences;
-        optimize(&pool, SHORT);
-        assert_holds(&reopened(&device), &files);
     }
     assert!(made > 0);
 }
@@ -482,22 +543,24 @@ fn others_may_take_the_base_away() {
 fn an_optimisation_survives_loss_of_power() {
     let (mut with, mut without) = (0, 0);
     for seed in 0..3 {
-        let (rng, files) = (&mut Rng(seed), family());
-        let (made, pool) = pool_of(&files, &[(Property::RecordSize, "64K")]);
-        pool.close().unwrap();
-        let (device, pool) = recorded(&made);
-        optimize(&pool, SHORT);
-        pool.remove_at(b"v0", 0).unwrap();
-        optimize(&pool, SegmentGoal { again: Again::All, ..SHORT });
-        compact(&pool);
-        each_crash(&made, &device, rng, 3, &mut |_, pool| {
-            let left = match pool.resolve(b"v0") {
-                Err(Error::NotFound { .. }) => &files[1..],
-                _ => &files[..],
-            };
-            assert_holds(pool, left);
-            *(if count(pool) > 0 { &mut with } else { &mut without }) += 1;
-        });
+        let rng = &mut Rng(seed);
+        for (files, short) in families() {
+            let (made, pool) = pool_of(&files, &[(Property::RecordSize, "64K")]);
+            pool.close().unwrap();
+            let (device, pool) = recorded(&made);
+            optimize(&pool, short);
+            pool.remove_at(b"v0", 0).unwrap();
+            optimize(&pool, SegmentGoal { again: Again::All, ..short });
+            compact(&pool);
+            each_crash(&made, &device, rng, 3, &mut |_, pool| {
+                let left = match pool.resolve(b"v0") {
+                    Err(Error::NotFound { .. }) => &files[1..],
+                    _ => &files[..],
+                };
+                assert_holds(pool, left);
+                *(if count(pool) > 0 { &mut with } else { &mut without }) += 1;
+            });
+        }
     }
     assert!(with > 10 && without > 5, "{with} {without}");
 }
@@ -519,4 +582,24 @@ fn the_golden_pool_with_differences_is_read() {
     assert!(has_feature(&pool) && count(&pool) > 1);
     assert_holds(&pool, &files);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn the_golden_pool_with_second_bases_is_read() {
+    let files: Files =
+        branches().into_iter().map(|(path, it)| (path, it[..30_000].to_vec())).collect();
+    let pool = golden_pool("v2-second-bases.hpk", || {
+        let made = pool_of(&files, &[(Property::RecordSize, "16K")]);
+        let goal = SegmentGoal { len: 32_768, compression: Compression::Zstd(19), ..GOAL };
+        optimize(&made.1, goal);
+        let later: Files = files[3..].to_vec();
+        later.iter().for_each(|(path, _)| drop(made.1.remove_at(path, 0)));
+        later.iter().for_each(|(path, bytes)| drop(put(&made.1, path, bytes)));
+        optimize(&made.1, SegmentGoal { compression: Compression::Lzma(6), ..goal });
+        compact(&made.1);
+        made
+    });
+    assert!(pool.state().superblock.incompat & FEATURE_SECOND_BASES != 0);
+    assert!(second_bases(&pool) > 0);
+    assert_holds(&pool, &files);
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::common::segments::{empty_pool, file_at, open, put, reopened, version};
+use crate::common::segments::{
+    empty_pool, file_at, of_branch, open, put, reopened, second_bases, version,
+};
 use crate::common::{Rng, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::MemoryDevice;
@@ -22,6 +24,7 @@ struct Model {
     compaction: Option<Compaction>,
     next: u64,
     differences: u64,
+    second_bases: usize,
 }
 
 impl Model {
@@ -40,6 +43,7 @@ impl Model {
             compaction: None,
             next: 0,
             differences: 0,
+            second_bases: 0,
         }
     }
 
@@ -58,7 +62,10 @@ impl Model {
         match (self.rng.below(20), name) {
             (0..=5, _) if self.files.len() < 14 => {
                 let number = self.next();
-                let bytes = version(self.rng.below(2), number % 30);
+                let bytes = match self.rng.below(4) {
+                    3 => of_branch(number % 30),
+                    seed => version(seed / 2, number % 30),
+                };
                 let path = format!("f{number}").into_bytes();
                 put(&self.pool, &path, &bytes);
                 self.files.insert(path, bytes);
@@ -144,6 +151,7 @@ impl Model {
         assert_eq!(optimisation.report().damaged.len(), 0);
         self.differences += optimisation.report().differences - before;
         self.optimisation = (left == 0).then_some(optimisation);
+        self.second_bases += second_bases(&self.pool);
     }
 
     fn check(&self, label: &str) {
@@ -167,7 +175,7 @@ impl Model {
 
 #[test]
 fn families_are_vectors_of_bytes() {
-    let mut differences = 0;
+    let (mut differences, mut second_bases) = (0, 0);
     for seed in 0..8 {
         let mut model = Model::new(seed);
         for round in 0..160 {
@@ -177,6 +185,7 @@ fn families_are_vectors_of_bytes() {
             }
         }
         differences += model.differences;
+        second_bases += model.second_bases;
     }
-    assert!(differences > 20, "{differences}");
+    assert!(differences > 20 && second_bases > 5, "{differences} {second_bases}");
 }

@@ -2,14 +2,18 @@
 //!
 //! A family that is too long for one segment begins anew in the next: each of them has a first copy
 //! of its own of what all have in common. So some segments become *bases*, and those that resemble
-//! them are compressed with one of them as the text before (see `store/bases.rs`). No base is a
-//! difference itself.
+//! them are compressed with one of them as the text before (see `store/bases.rs`). First bases are
+//! no differences; second ones are differences from a first one, and the text of both is before
+//! what differs from them.
 //!
-//! Bases are chosen one by one, each for what it adds: how much more the others have in common with
-//! it than with the bases chosen before, less what it has in common with one of these, since it can
-//! no longer be a difference. What that adds can only become less, so most need not be looked at
-//! again. Sketches tell of a small part of what two segments have in common, so little is enough
-//! here; whether a difference is shorter is tried when it is compressed.
+//! First bases are chosen one by one, each for what it adds: how much more the others have in
+//! common with it than with the bases chosen before, less what it has in common with one of these,
+//! since it can no longer be a difference. What that adds can only become less, so most need not be
+//! looked at again. Then second ones are chosen among the differences in the same way, where what a
+//! segment has in common with two texts counts once.
+//!
+//! Sketches tell of a small part of what two segments have in common, so little is enough here, and
+//! the best few bases of each segment are tried when it is compressed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,6 +27,10 @@ const COMMON_MIN: usize = 2;
 const SHARERS_MAX: usize = 64;
 /// About how many pairs of segments with a value in common are looked at, each in eight bytes.
 const PAIR_COUNT_MAX: usize = 32 << 20;
+/// How many relatives of a segment may become second bases for it.
+const RELATIVE_COUNT_MAX: usize = 8;
+/// How many bases are tried for a segment: each takes a tenth of the time of zstd-19 or lzma.
+const CANDIDATE_COUNT_MAX: usize = 3;
 
 /// A segment that others may be stored as differences from.
 #[derive(Clone, Debug)]
@@ -32,89 +40,97 @@ pub(super) struct Base {
     pub pointer: Pointer,
 }
 
+/// A base that there is already.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Known {
+    /// Those of its pieces.
+    pub sketches: Vec<Sketch>,
+    /// Whether it is a second base.
+    pub is_second: bool,
+    /// The index of the first base that it differs from, if that is known.
+    pub first: Option<usize>,
+}
+
 /// A segment to make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Planned {
     /// Its pieces.
     pub numbers: Vec<u32>,
-    /// Its part in what is stored as differences.
-    pub role: Role,
+    /// The bases that it may be stored as a difference from, by their indices; the one that it
+    /// resembles most comes first.
+    pub bases: Vec<usize>,
+    /// The index by which others know it as a base, if it is to be one.
+    pub index: Option<usize>,
 }
 
-/// What a segment has to do with others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Role {
-    /// Nothing.
-    Alone,
-    /// Others may be stored as differences from this base, which they know by this index.
-    Base(usize),
-    /// It may be stored as a difference from the base with this index.
-    Difference(usize),
-}
-
-/// Orders segments, each given with its pieces and their sketches, so that each base is followed by
-/// its differences. There are bases already, of which only the sketches of their pieces are given;
-/// these have the first indices.
-pub(super) fn plan(known: &[Vec<Sketch>], segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<Planned> {
+/// Orders segments, each given with its pieces and their sketches, so that most bases are followed
+/// by their differences, and none comes after these. The bases that there are have the first
+/// indices.
+pub(super) fn plan(known: &[Known], segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<Planned> {
     let (mut numbers, sketches): (Vec<Vec<u32>>, Vec<_>) = segments.into_iter().unzip();
-    let values = known.iter().chain(&sketches).map(|sketches| values_of(sketches));
-    let bases = choose(&values.collect::<Vec<_>>(), known.len());
-    let mut differences: Vec<Vec<usize>> = vec![Vec::new(); bases.len()];
-    for (index, base) in bases.iter().enumerate() {
-        if let Some(base) = base.filter(|base| *base != index) {
-            differences[base].push(index);
-        }
-    }
-    let mut take = |index: usize| std::mem::take(&mut numbers[index - known.len()]);
-    let mut planned = Vec::new();
-    for (index, its) in differences.iter().enumerate() {
-        if index >= known.len() && bases[index].is_none_or(|base| base == index) {
-            let role = if its.is_empty() { Role::Alone } else { Role::Base(index) };
-            planned.push(Planned { numbers: take(index), role });
-        }
-        let its =
-            its.iter().map(|it| Planned { numbers: take(*it), role: Role::Difference(index) });
-        planned.extend(its);
-    }
-    planned
+    let all = known.iter().map(|known| &known.sketches).chain(&sketches);
+    let values: Vec<Vec<u32>> = all.map(|sketches| values_of(sketches)).collect();
+    let chosen = Chosen::among(&values, known.len());
+    let candidates = Texts::choose(&values, known, chosen).candidates();
+    let mut is_base = vec![false; values.len()];
+    candidates.iter().flatten().for_each(|base| is_base[*base] = true);
+    let order = order(known.len(), &candidates);
+    let planned = order.into_iter().map(|index| Planned {
+        numbers: std::mem::take(&mut numbers[index - known.len()]),
+        bases: candidates[index].clone(),
+        index: is_base[index].then_some(index),
+    });
+    planned.collect()
 }
 
-/// Returns the base of each segment, given by the values of its sketches; a base has itself. The
-/// first ones, `known_count`, are bases.
-fn choose(values: &[Vec<u32>], known_count: usize) -> Vec<Option<usize>> {
-    // By segment: which others have something in common with it, and how many values.
-    let mut relatives: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
-    for ((one, other), count) in in_common(values) {
-        if count >= COMMON_MIN {
-            relatives[one].push((other, count));
-            relatives[other].push((one, count));
+/// Returns the order of the segments behind the first ones, given by their bases: each comes after
+/// the one that it resembles most, and after all that is before that.
+fn order(known_count: usize, candidates: &[Vec<usize>]) -> Vec<usize> {
+    let mut after: Vec<Vec<usize>> = vec![Vec::new(); candidates.len()];
+    for (index, bases) in candidates.iter().enumerate() {
+        if let Some(base) = bases.first() {
+            after[*base].push(index);
         }
     }
-    let mut chosen = Chosen { bases: vec![None; values.len()], relatives };
-    (0..known_count).for_each(|index| chosen.choose(index));
-    let gain_of = |chosen: &Chosen, index: usize| (chosen.gain(index), Reverse(index));
-    // Of equal ones, the first.
-    let mut heap: BinaryHeap<(i64, Reverse<usize>)> =
-        (known_count..values.len()).map(|index| gain_of(&chosen, index)).collect();
-    while let Some((_, Reverse(index))) = heap.pop() {
-        let now = gain_of(&chosen, index);
-        match heap.peek() {
-            _ if now.0 <= 0 => {}
-            Some(next) if now < *next => heap.push(now),
-            _ => chosen.choose(index),
+    let (mut order, mut next) = (Vec::with_capacity(candidates.len()), Vec::new());
+    for (index, bases) in candidates.iter().enumerate() {
+        if bases.is_empty() {
+            next.push(index);
+        }
+        while let Some(index) = next.pop() {
+            order.push(index);
+            next.extend(after[index].iter().rev());
         }
     }
-    chosen.bases.into_iter().map(|base| Some(base?.0)).collect()
+    order.retain(|index| *index >= known_count);
+    order
 }
 
-/// What was chosen so far.
+/// Which segments are first bases, and which of these the others resemble.
 struct Chosen {
     /// The base of each segment, and how many values they have in common; a base has itself.
     bases: Vec<Option<(usize, usize)>>,
+    /// By segment: which others have something in common with it, and how many values.
     relatives: Vec<Vec<(usize, usize)>>,
 }
 
 impl Chosen {
+    /// Chooses among segments given by the values of their sketches. The first ones are bases.
+    fn among(values: &[Vec<u32>], known_count: usize) -> Chosen {
+        let mut relatives: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
+        for ((one, other), count) in in_common(values) {
+            if count >= COMMON_MIN {
+                relatives[one].push((other, count));
+                relatives[other].push((one, count));
+            }
+        }
+        let mut chosen = Chosen { bases: vec![None; values.len()], relatives };
+        (0..known_count).for_each(|index| chosen.choose(index));
+        let free: Vec<usize> = (known_count..values.len()).collect();
+        choose_greedily(&mut chosen, &free, Chosen::gain, Chosen::choose);
+        chosen
+    }
+
     fn is_base(&self, index: usize) -> bool {
         self.bases[index].is_some_and(|(base, _)| base == index)
     }
@@ -143,6 +159,139 @@ impl Chosen {
             self.bases[taker] = Some((index, count));
         }
     }
+}
+
+/// Chooses what gains most, again and again, as long as something does. What it gains becomes less
+/// by each choice. Of equal ones, the first is chosen.
+fn choose_greedily<T>(
+    of: &mut T,
+    free: &[usize],
+    gain: impl Fn(&T, usize) -> i64,
+    mut choose: impl FnMut(&mut T, usize),
+) {
+    let mut heap: BinaryHeap<(i64, Reverse<usize>)> =
+        free.iter().map(|index| (gain(of, *index), Reverse(*index))).collect();
+    while let Some((_, Reverse(index))) = heap.pop() {
+        let now = (gain(of, index), Reverse(index));
+        match heap.peek() {
+            _ if now.0 <= 0 => {}
+            Some(next) if now < *next => heap.push(now),
+            _ => choose(of, index),
+        }
+    }
+}
+
+/// What each segment may be a difference from.
+struct Texts {
+    /// The first bases that each segment resembles, the most alike first. Bases have none.
+    firsts: Vec<Vec<(usize, usize)>>,
+    /// The second bases that each may have, and how many values it has in common with these and
+    /// what is before them.
+    seconds: Vec<Vec<(usize, usize)>>,
+    /// Those which may have a second base, by base, and how many values they have in common.
+    takers: Vec<Vec<(usize, usize)>>,
+    is_second: Vec<bool>,
+    /// How many values each has in common with the best text.
+    common: Vec<usize>,
+}
+
+impl Texts {
+    /// Chooses second bases.
+    fn choose(values: &[Vec<u32>], known: &[Known], chosen: Chosen) -> Texts {
+        let is_known_second = |index: usize| known.get(index).is_some_and(|it| it.is_second);
+        let mut firsts: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
+        let free: Vec<usize> =
+            (known.len()..values.len()).filter(|index| !chosen.is_base(*index)).collect();
+        for index in &free {
+            let of = &mut firsts[*index];
+            let is_first = |it: usize| chosen.is_base(it) && !is_known_second(it);
+            of.extend(chosen.relatives[*index].iter().filter(|(it, _)| is_first(*it)));
+            of.sort_by_key(|(it, count)| (Reverse(*count), *it));
+            of.truncate(CANDIDATE_COUNT_MAX);
+        }
+        let first_of = |second: usize| match known.get(second) {
+            Some(known) => known.first,
+            None => firsts[second].first().map(|(first, _)| *first),
+        };
+        let mut texts = Texts {
+            seconds: vec![Vec::new(); values.len()],
+            takers: vec![Vec::new(); values.len()],
+            is_second: (0..values.len()).map(is_known_second).collect(),
+            common: vec![0; values.len()],
+            firsts: Vec::new(),
+        };
+        for index in &free {
+            texts.common[*index] = firsts[*index].first().map_or(0, |(_, count)| *count);
+            let may_be_second =
+                |it: usize| is_known_second(it) || !chosen.is_base(it) && first_of(it).is_some();
+            let mut relatives: Vec<(usize, usize)> = chosen.relatives[*index].clone();
+            relatives.retain(|(it, _)| may_be_second(*it));
+            relatives.sort_by_key(|(it, count)| (Reverse(*count), *it));
+            for (second, _) in relatives.into_iter().take(RELATIVE_COUNT_MAX) {
+                let first = first_of(second).map_or(&[][..], |first| &values[first]);
+                let common = in_either(&values[*index], &values[second], first);
+                texts.seconds[*index].push((second, common));
+                texts.takers[second].push((*index, common));
+            }
+        }
+        texts.firsts = firsts;
+        (0..known.len()).filter(|it| is_known_second(*it)).for_each(|it| texts.take(it));
+        let may_be: Vec<usize> =
+            free.into_iter().filter(|it| !texts.firsts[*it].is_empty()).collect();
+        choose_greedily(&mut texts, &may_be, Texts::gain, Texts::make_second);
+        texts
+    }
+
+    /// How many more values would be in common with texts if this segment was a second base.
+    fn gain(&self, index: usize) -> i64 {
+        let more = |(taker, common): &(usize, usize)| match self.is_second[*taker] {
+            true => 0,
+            false => common.saturating_sub(self.common[*taker]),
+        };
+        let own = self.firsts[index].first().map_or(0, |(_, common)| *common);
+        let lost = self.common[index].saturating_sub(own);
+        self.takers[index].iter().map(more).sum::<usize>() as i64 - lost as i64
+    }
+
+    fn make_second(&mut self, index: usize) {
+        self.is_second[index] = true;
+        self.take(index);
+    }
+
+    fn take(&mut self, second: usize) {
+        for (taker, common) in &self.takers[second] {
+            self.common[*taker] = self.common[*taker].max(*common);
+        }
+    }
+
+    /// Returns the bases of each segment that are to be tried.
+    fn candidates(self) -> Vec<Vec<usize>> {
+        let Texts { firsts, seconds, is_second, .. } = self;
+        let both = firsts.into_iter().zip(seconds).enumerate();
+        let of = both.map(|(index, (mut texts, seconds))| {
+            if !is_second[index] {
+                texts.extend(seconds.into_iter().filter(|(second, _)| is_second[*second]));
+            }
+            texts.sort_by_key(|(base, common)| (Reverse(*common), *base));
+            texts.truncate(CANDIDATE_COUNT_MAX);
+            texts.into_iter().map(|(base, _)| base).collect()
+        });
+        of.collect()
+    }
+}
+
+/// Returns how many values are in one or both of two other lists. All are in order.
+fn in_either(values: &[u32], one: &[u32], other: &[u32]) -> usize {
+    let mut lists = [one.iter().peekable(), other.iter().peekable()];
+    let is_in = |value: &&u32| {
+        let mut found = false;
+        for list in &mut lists {
+            while list.next_if(|it| it < value).is_some() {}
+            found |= list.peek() == Some(value);
+        }
+        found
+    };
+    values.iter().filter(is_in).count()
 }
 
 /// Returns the values of sketches, each once and in order.
@@ -181,40 +330,45 @@ fn in_common(values: &[Vec<u32>]) -> Vec<((usize, usize), usize)> {
 mod tests {
     use super::*;
 
-    /// A segment whose content is the noise of these seeds, 16 KiB each.
-    fn segment(number: u32, seeds: &[u64]) -> (Vec<u32>, Vec<Sketch>) {
+    /// The sketches of noise of these seeds, 16 KiB each.
+    fn sketches(seeds: &[u64]) -> Vec<Sketch> {
         let sketch = |seed: &u64| {
             let hash = |at: u64| twox_hash::XxHash3_64::oneshot_with_seed(*seed, &at.to_le_bytes());
             let bytes: Vec<u8> = (0..2048).flat_map(|at| hash(at).to_le_bytes()).collect();
             Sketch::of(&bytes)
         };
-        (vec![number], seeds.iter().map(sketch).collect())
+        seeds.iter().map(sketch).collect()
     }
 
-    fn roles(segments: Vec<(Vec<u32>, Vec<Sketch>)>) -> Vec<(u32, Role)> {
-        plan(&[], segments).into_iter().map(|planned| (planned.numbers[0], planned.role)).collect()
+    /// A segment whose content is the noise of these seeds.
+    fn segment(number: u32, seeds: &[u64]) -> (Vec<u32>, Vec<Sketch>) {
+        (vec![number], sketches(seeds))
     }
 
-    const BASE: Role = Role::Base(0);
-    const DIFFERENCE: Role = Role::Difference(0);
+    fn first(seeds: &[u64]) -> Known {
+        Known { sketches: sketches(seeds), ..Known::default() }
+    }
+
+    fn planned(number: u32, bases: &[usize], index: Option<usize>) -> Planned {
+        Planned { numbers: vec![number], bases: bases.to_vec(), index }
+    }
 
     #[test]
     fn bases_that_there_are_come_first() {
-        let known = [segment(0, &[1, 2, 3]).1, segment(0, &[20, 21]).1];
+        let known = [first(&[1, 2, 3]), first(&[20, 21])];
         let segments = vec![
             segment(0, &[50, 51]),
             segment(1, &[2, 3, 4]),
             segment(2, &[50, 52]),
-            segment(3, &[1, 4, 5]),
+            segment(3, &[1, 5]),
         ];
-        let roles = plan(&known, segments).into_iter().map(|it| (it.numbers[0], it.role));
         let expected = [
-            (1, Role::Difference(0)),
-            (3, Role::Difference(0)),
-            (0, Role::Base(2)),
-            (2, Role::Difference(2)),
+            planned(1, &[0], None),
+            planned(3, &[0], None),
+            planned(0, &[], Some(2)),
+            planned(2, &[2], None),
         ];
-        assert_eq!(roles.collect::<Vec<_>>(), expected);
+        assert_eq!(plan(&known, segments), expected);
     }
 
     #[test]
@@ -224,51 +378,95 @@ mod tests {
             segment(1, &[50, 51, 52]),
             segment(2, &[1, 2, 6, 7]),
             segment(3, &[3, 4, 8, 9]),
-            segment(4, &[6, 7, 10, 11]),
         ];
-        let expected =
-            [(0, BASE), (2, DIFFERENCE), (3, DIFFERENCE), (1, Role::Alone), (4, Role::Alone)];
-        assert_eq!(roles(segments), expected);
+        let expected = [
+            planned(0, &[], Some(0)),
+            planned(2, &[0], None),
+            planned(3, &[0], None),
+            planned(1, &[], None),
+        ];
+        assert_eq!(plan(&[], segments), expected);
+        assert_eq!(plan(&[], Vec::new()), []);
+        assert_eq!(plan(&[], vec![segment(7, &[])]), [planned(7, &[], None)]);
     }
 
     #[test]
-    fn each_has_the_base_that_it_resembles_most() {
+    fn each_tries_the_bases_that_it_resembles_most() {
         let segments = vec![
             segment(0, &[1, 2, 3, 4, 5]),
             segment(1, &[5, 6, 7, 8, 9]),
             segment(2, &[1, 2, 3, 5]),
             segment(3, &[5, 6, 7, 8]),
-            segment(4, &[2, 3, 5]),
-            segment(5, &[5, 7, 8, 9]),
+            segment(4, &[2, 3]),
+            segment(5, &[7, 8, 9]),
         ];
         let expected = [
-            (0, Role::Base(0)),
-            (2, Role::Difference(0)),
-            (4, Role::Difference(0)),
-            (1, Role::Base(1)),
-            (3, Role::Difference(1)),
-            (5, Role::Difference(1)),
+            planned(0, &[], Some(0)),
+            planned(2, &[0, 1], None),
+            planned(4, &[0], None),
+            planned(1, &[], Some(1)),
+            planned(3, &[1, 0], None),
+            planned(5, &[1], None),
         ];
-        assert_eq!(roles(segments), expected);
-        assert_eq!(roles(Vec::new()), []);
-        assert_eq!(roles(vec![segment(7, &[])]), [(7, Role::Alone)]);
+        assert_eq!(plan(&[], segments), expected);
     }
 
     #[test]
-    fn a_difference_is_never_a_base() {
-        let segments = (0..20).map(|n| segment(n, &[u64::from(n), u64::from(n) + 1])).collect();
-        let roles = roles(segments);
-        assert_eq!(roles.len(), 20);
-        let mut base = None;
-        for (number, role) in roles {
-            match role {
-                Role::Base(group) => base = Some((group, number)),
-                Role::Difference(group) => {
-                    let (its_group, base) = base.unwrap();
-                    assert_eq!((its_group, base.abs_diff(number)), (group, 1));
+    fn what_differs_from_a_first_base_becomes_a_second_one() {
+        let segments = vec![
+            segment(0, &[1, 2, 3, 4, 5, 6, 7, 8]),
+            segment(1, &[1, 2, 3, 10, 11]),
+            segment(2, &[4, 5, 6, 12]),
+            segment(3, &[7, 8, 2, 10, 11]),
+            segment(4, &[1, 7, 8]),
+        ];
+        let expected = [
+            planned(0, &[], Some(0)),
+            planned(1, &[0], Some(1)),
+            planned(3, &[1, 0], None),
+            planned(2, &[0], None),
+            planned(4, &[0, 1], None),
+        ];
+        assert_eq!(plan(&[], segments), expected);
+    }
+
+    #[test]
+    fn second_bases_that_there_are_have_no_others_behind_them() {
+        let second = |seeds, first| Known { first, is_second: true, ..super::tests::first(seeds) };
+        let known = [first(&[1, 2, 3, 4]), second(&[10, 11, 12], Some(0)), second(&[20, 21], None)];
+        let segments =
+            vec![segment(0, &[1, 2, 10, 11]), segment(1, &[20, 21, 22, 23]), segment(2, &[22, 23])];
+        let expected = [planned(0, &[1, 0], None), planned(1, &[2], None), planned(2, &[], None)];
+        assert_eq!(plan(&known, segments), expected);
+    }
+
+    #[test]
+    fn no_text_is_of_more_than_two_segments() {
+        let random = |seed: u64, below: u64| {
+            twox_hash::XxHash3_64::oneshot_with_seed(seed, b"bases") % below
+        };
+        let mut second_count = 0;
+        for round in 0..40 {
+            let count = 3 + random(round, 40);
+            let segments = (0..count).map(|n| {
+                let seeds: Vec<u64> =
+                    (0..6).map(|at| random(round << 32 | n << 8 | at, 2 + count)).collect();
+                segment(n as u32, &seeds)
+            });
+            let planned = plan(&[], segments.collect());
+            assert_eq!(planned.len() as u64, count);
+            let mut depths: Vec<(usize, usize)> = Vec::new();
+            for Planned { bases, index, .. } in planned {
+                let depth = |base: &usize| depths.iter().find(|it| it.0 == *base).map(|it| it.1);
+                let most = bases.iter().filter_map(depth).max().map_or(0, |depth| depth + 1);
+                assert!(bases.len() <= CANDIDATE_COUNT_MAX && most <= 2);
+                if let Some(index) = index {
+                    assert!(most <= 1, "a base has a text of two");
+                    depths.push((index, most));
                 }
-                Role::Alone => {}
             }
+            second_count += depths.iter().filter(|it| it.1 == 1).count();
         }
+        assert!(second_count > 40, "{second_count}");
     }
 }

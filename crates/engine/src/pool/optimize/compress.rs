@@ -4,9 +4,9 @@ use super::goal::SegmentGoal;
 use crate::codec::transformed::Origin;
 use crate::codec::{self, Compression, Encoded, Policy, inflated, transformed};
 use crate::error::{Error, Result};
-use crate::store::Encoding;
 use crate::store::format::pointer::{Filter, sectors_for};
 use crate::store::inflated::append_trailer;
+use crate::store::{Encoding, ExtentBytes};
 use crate::units::Ashift;
 
 /// An inflated segment must be shorter than another by more than one part in this many: it takes
@@ -44,20 +44,20 @@ pub(super) struct Inflated {
     pub to_len: u64,
 }
 
-/// Compresses the bytes of a segment, which come from `origins`, maybe as a difference from a base,
-/// which has a number. Returns nothing if all of them are zero.
+/// The number of a base, and the text before the differences from it, if that can be read.
+pub(super) type Text = (u32, Option<ExtentBytes>);
+
+/// Compresses the bytes of a segment, which come from `origins`, maybe as a difference from the
+/// best of some bases. Returns nothing if all of them are zero.
 pub(super) fn compress(
     goal: &SegmentGoal,
     bytes: Vec<u8>,
-    base: Option<(u32, &[u8])>,
+    texts: &mut dyn Iterator<Item = Result<Text>>,
     origins: &[Origin],
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let len = bytes.len() as u32;
-    let difference = match base {
-        Some(base) => compress_difference(goal, &bytes, base, ashift)?,
-        None => None,
-    };
+    let difference = compress_difference(goal, &bytes, texts, ashift)?;
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
     let transformed = compress_transformed(goal, &bytes, origins, ashift)?;
     let is_decided = bytes.len() <= TRIAL_REACH || trial(goal) == goal.compression;
@@ -94,23 +94,32 @@ fn sectors_of(stored: &[u8], ashift: Ashift) -> u64 {
     sectors_for(stored.len() as u32, ashift)
 }
 
-/// Compresses a segment as a difference from a base, if that gains enough.
+/// Compresses a segment as a difference from the best of some bases, if that gains enough.
 fn compress_difference(
     goal: &SegmentGoal,
     bytes: &[u8],
-    (number, base): (u32, &[u8]),
+    texts: &mut dyn Iterator<Item = Result<Text>>,
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let compression = goal.compression;
     if !compression.uses_base() {
         return Ok(None);
     }
-    // Both see all that there is, whatever the level makes of it.
+    let mut best: Option<(usize, u32, ExtentBytes)> = None;
+    for text in texts {
+        let (number, Some(text)) = text? else { continue };
+        let len = after(trial(goal), text.as_slice(), bytes)?.len();
+        if best.as_ref().is_none_or(|(least, ..)| len < *least) {
+            best = Some((len, number, text));
+        }
+    }
+    let Some((len, number, text)) = best else { return Ok(None) };
+    // It sees all that there is as well, whatever the level makes of it.
     let alone_len = after(trial(goal), &[], bytes)?.len();
-    if after(trial(goal), base, bytes)?.len() + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
+    if len + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
         return Ok(None);
     }
-    let stored = after(compression, base, bytes)?;
+    let stored = after(compression, text.as_slice(), bytes)?;
     if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
         return Ok(None);
     }

@@ -1,10 +1,10 @@
 //! What there is to know of the segments that exist before an optimisation: how much of each is in
 //! use, and what keeps it.
 //!
-//! A base and what is stored as a difference from it go away together or not at all (see
-//! `store/bases.rs`), so they are judged together.
+//! A first base and all that is stored as a difference from it, or from a second base that is one,
+//! go away together or not at all (see `store/bases.rs`), so they are judged together.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::bases::Base;
 use super::goal::{Again, SegmentGoal};
@@ -34,8 +34,8 @@ struct Use {
     pointers: u32,
     used: u64,
     len: u64,
-    /// The base that it is a difference from.
-    base: Option<Sector>,
+    /// The base that it is a difference from, and what that differs from itself.
+    bases: Vec<Sector>,
     /// What stands for it as a base.
     entries: Vec<Base>,
     /// The codec and the level.
@@ -74,30 +74,31 @@ impl Pool {
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
         let mut needed: HashSet<Sector> = HashSet::new();
         for (sector, of) in &uses {
-            if of.base.is_none() && of.entries.is_empty() {
+            if of.bases.is_empty() && of.entries.is_empty() {
                 self.judge(&[(*sector, of)], of.is_wasteful(), again, &mut made)?;
             } else {
-                groups.entry(of.base.unwrap_or(*sector)).or_default().push(*sector);
+                let first = of.bases.last().unwrap_or(sector);
+                groups.entry(*first).or_default().push(*sector);
             }
         }
-        for (base, members) in groups {
+        for members in groups.into_values() {
             let group: Vec<_> = members.iter().map(|sector| (*sector, &uses[sector])).collect();
             let is_weaker = || group.iter().all(|(_, of)| of.strength < strength);
-            let goes = self.is_wasteful(base, &group)? || again == Again::All && is_weaker();
+            let goes = self.is_wasteful(&group)? || again == Again::All && is_weaker();
             if is_all && goes {
                 self.judge(&group, true, again, &mut made)?;
                 continue;
             }
-            // Differences can go alone, the base cannot.
+            // Differences can go alone, bases cannot.
             for (sector, of) in group {
-                match of.base {
-                    Some(_) => self.judge(&[(sector, of)], of.is_wasteful(), again, &mut made)?,
-                    None => drop(needed.insert(sector)),
+                match of.entries.is_empty() && !of.bases.is_empty() {
+                    true => self.judge(&[(sector, of)], of.is_wasteful(), again, &mut made)?,
+                    false => drop(needed.insert(sector)),
                 }
             }
         }
         let wasteful = uses.iter().filter(|(sector, _)| made.wasteful.contains(sector));
-        let of_wasteful: HashSet<Sector> = wasteful.filter_map(|(_, of)| of.base).collect();
+        let of_wasteful: HashSet<Sector> = wasteful.flat_map(|(_, of)| of.bases.clone()).collect();
         let stays = |it: &Sector| needed.contains(it) || made.kept.contains(it);
         let bases = uses
             .into_iter()
@@ -124,9 +125,10 @@ impl Pool {
                 let of = found.entry(run.start).or_default();
                 of.len = pointer.extent_len.into();
                 of.strength = (pointer.codec, pointer.level);
-                if pointer.is_difference() {
+                if pointer.is_difference() && of.bases.is_empty() {
                     let base = bases.get(&pointer.dictionary);
-                    of.base = base.and_then(Pointer::sector);
+                    let first = base.and_then(|base| bases.get(&base.dictionary));
+                    of.bases = base.into_iter().chain(first).filter_map(Pointer::sector).collect();
                 }
                 if parts.insert((run.start, pointer.part_offset)) {
                     of.used += u64::from(pointer.len);
@@ -150,10 +152,12 @@ impl Pool {
     }
 
     /// Whether little of a base and all that differs from it is in use.
-    fn is_wasteful(&self, base: Sector, group: &[(Sector, &Use)]) -> Result<bool> {
+    fn is_wasteful(&self, group: &[(Sector, &Use)]) -> Result<bool> {
         let used = group.iter().map(|(_, of)| of.used).sum();
         let mut len = group.iter().map(|(_, of)| of.len).sum();
-        if group.iter().all(|(sector, _)| *sector != base) {
+        let own: HashSet<Sector> = group.iter().map(|(sector, _)| *sector).collect();
+        let bases = group.iter().flat_map(|(_, of)| &of.bases).filter(|base| !own.contains(*base));
+        for base in bases.copied().collect::<BTreeSet<Sector>>() {
             // Files have no part of the base itself.
             let refs = self.read(|source| source.refs(base))?;
             len += refs.map_or(0, |refs| u64::from(refs.len));

@@ -27,7 +27,7 @@
 //! snapshots, or files that do not take part, hold as well, which would not go away; what fits into
 //! its pointer; and records that a segment would not make smaller.
 //!
-//! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about four hundred bytes each, and five
+//! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about four hundred bytes each, and eight
 //! segments for each thread, with what the codec needs. More pieces are optimised in several
 //! passes.
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::bases::{Base, Planned, Role};
+use super::bases::{Base, Planned};
 use super::compress::{Compressed, compress};
 use super::survey::{Piece, content_of};
 use super::{Optimisation, STEP_WAIT};
@@ -18,7 +18,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::format::refs::{ContentHash, PartContent};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, ExtentBytes, Owner, Patience, Txn};
+use crate::store::{Durability, Encoding, ExtentBytes, Owner, Patience, Txn};
 use crate::units::{Ashift, FileId, Sector};
 
 /// A segment must make its records shorter by more than one part in this many.
@@ -45,7 +45,8 @@ struct Part {
 struct Segment {
     parts: Vec<Part>,
     compressed: Compressed,
-    role: Role,
+    /// The base that it was compressed after, if it is a difference.
+    base: Option<Base>,
 }
 
 /// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or
@@ -94,10 +95,8 @@ impl Optimisation {
     pub(super) fn store_step(&mut self) -> Result<bool> {
         let threads = self.pool.options().threads().max(1);
         // What may differ from a base waits until that is stored.
-        let is_ready = |planned: &Planned| match planned.role {
-            Role::Difference(base) => self.bases.contains_key(&base),
-            Role::Alone | Role::Base(_) => true,
-        };
+        let is_ready =
+            |planned: &Planned| planned.bases.iter().all(|base| self.bases.contains_key(base));
         let ready = self.plan.iter().enumerate().filter(|(_, planned)| is_ready(planned));
         let next: Vec<usize> = ready.map(|(at, _)| at).take(threads).collect();
         if next.is_empty() {
@@ -106,12 +105,13 @@ impl Optimisation {
         let workers = Workers::beside_others(self.pool.store(), threads);
         let segments = workers.run(next.len(), |index| self.prepare(&self.plan[next[index]]))?;
         for (done, (segment, overtaken)) in segments.into_iter().enumerate() {
+            let at = next[done] - done;
+            let index = self.plan[at].index;
             let base = match &segment {
-                Some(segment) => self.exchange(segment)?,
+                Some(segment) => self.exchange(segment, index.is_some())?,
                 None => None,
             };
-            let at = next[done] - done;
-            if let Role::Base(index) = self.plan[at].role {
+            if let Some(index) = index {
                 let base = match base {
                     None => self.adopt_base(&self.plan[at])?,
                     stored => stored,
@@ -165,7 +165,7 @@ impl Optimisation {
         }
         let overtaken = (count - parts.len()) as u64;
         let segment =
-            if bytes.is_empty() { None } else { self.compress(parts, bytes, planned.role)? };
+            if bytes.is_empty() { None } else { self.compress(parts, bytes, &planned.bases)? };
         Ok((segment, overtaken))
     }
 
@@ -179,7 +179,12 @@ impl Optimisation {
     }
 
     /// Compresses the pieces of a segment; returns nothing if that does not pay.
-    fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>, role: Role) -> Result<Option<Segment>> {
+    fn compress(
+        &self,
+        parts: Vec<Part>,
+        bytes: Vec<u8>,
+        bases: &[usize],
+    ) -> Result<Option<Segment>> {
         let origin_of = |part: &Part| Origin {
             start: part.offset as usize,
             file: part.piece.file.0,
@@ -189,15 +194,16 @@ impl Optimisation {
         // Equal pieces are there once.
         origins.dedup_by_key(|origin| origin.start);
         let ashift = self.pool.store().ashift();
-        let base = match self.base_for(role) {
-            Some(base) => self.base_bytes(base)?.map(|bytes| (base.number, bytes)),
-            None => None,
-        };
-        let base = base.as_ref().map(|(number, bytes)| (*number, bytes.as_slice()));
-        let Some(compressed) = compress(&self.goal, bytes, base, &origins, ashift)? else {
+        // Some were not stored.
+        let bases = bases.iter().filter_map(|base| self.bases.get(base)?.as_ref());
+        let mut texts = bases.clone().map(|base| Ok((base.number, self.text(base)?)));
+        let Some(compressed) = compress(&self.goal, bytes, &mut texts, &origins, ashift)? else {
             return Ok(None);
         };
-        let segment = Segment { parts, compressed, role };
+        let Encoding { filter, dictionary, .. } = compressed.encoding;
+        let mut those = bases.filter(|it| (filter, it.number) == (Filter::Difference, dictionary));
+        let base = those.next().cloned();
+        let segment = Segment { parts, compressed, base };
         let all: Vec<&Part> = segment.parts.iter().collect();
         let pays = self.pool.read(|source| self.pays(source, &segment, &all))?;
         Ok(pays.then_some(segment))
@@ -228,17 +234,9 @@ impl Optimisation {
         Ok(Some(Base { number, pointer }))
     }
 
-    /// Returns the base of a segment, if that was stored.
-    fn base_for(&self, role: Role) -> Option<&Base> {
-        match role {
-            Role::Difference(base) => self.bases.get(&base)?.as_ref(),
-            Role::Alone | Role::Base(_) => None,
-        }
-    }
-
-    /// Reads a base; returns nothing if it cannot be read.
-    fn base_bytes(&self, base: &Base) -> Result<Option<ExtentBytes>> {
-        match self.pool.store().base(base.number) {
+    /// Reads the text before the differences from a base; returns nothing if it cannot be read.
+    fn text(&self, base: &Base) -> Result<Option<ExtentBytes>> {
+        match self.pool.store().base_text(base.number) {
             Err(error) if error.is_corruption() => Ok(None),
             read => Ok(Some(read?)),
         }
@@ -269,8 +267,8 @@ impl Optimisation {
     }
 
     /// Stores a segment, and lets the records that nobody has changed point to it. Returns it as a
-    /// base, if it is to be one.
-    fn exchange(&mut self, segment: &Segment) -> Result<Option<Base>> {
+    /// base, if it is to become one and can.
+    fn exchange(&mut self, segment: &Segment, becomes_base: bool) -> Result<Option<Base>> {
         let store = self.pool.store();
         // What was freed before can then be used.
         store.make_durable()?;
@@ -285,9 +283,7 @@ impl Optimisation {
         if parts.len() < segment.parts.len() && !self.pays(&mut txn, segment, &parts)? {
             return Ok(None);
         }
-        let is_difference = segment.compressed.encoding.filter == Filter::Difference;
-        if is_difference
-            && let Some(base) = self.base_for(segment.role)
+        if let Some(base) = &segment.base
             && !txn.has_base(base.number, &base.pointer)?
         {
             // Somebody found that nothing needs it.
@@ -316,17 +312,17 @@ impl Optimisation {
             txn.add_part_contents(&placed, &contents)?;
         }
         let is_inflated = segment.compressed.inflated.is_some();
-        let base = match segment.role {
-            // Others would differ from what nobody reads.
-            Role::Base(_) if placed.is_part() && !is_inflated => {
+        // Others would differ from what nobody reads.
+        let base = match becomes_base && placed.is_part() && !is_inflated {
+            true => {
                 let (number, pointer) = txn.add_base(&placed)?;
                 Some(Base { number, pointer })
             }
-            _ => None,
+            false => None,
         };
         txn.commit(Durability::Visible)?;
         self.report.segments += 1;
-        self.report.differences += u64::from(is_difference);
+        self.report.differences += u64::from(segment.base.is_some());
         self.report.records += u64::from(count);
         self.report.allocated_before += allocated;
         self.report.allocated_after += segment.allocated(ashift);

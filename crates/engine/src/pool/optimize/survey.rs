@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::arrange::{Item, arrange};
-use super::bases::{Base, Planned, plan};
+use super::bases::{Base, Known, Planned, plan};
 use super::goal::Again;
 use super::look::{FollowLimit, Look, Looked};
 use super::made::SegmentsMade;
@@ -184,14 +184,26 @@ impl Survey {
             let numbers = items.iter().flat_map(|it| it.number..it.number + it.count).collect();
             (numbers, items.iter().map(|item| item.sketch).collect())
         });
-        let mut known: BTreeMap<Sector, Vec<Sketch>> = BTreeMap::new();
+        let (bases, known): (Vec<Base>, Vec<Known>) = self.known_bases().into_iter().unzip();
+        (bases, plan(&known, filled.collect()))
+    }
+
+    /// Returns the bases that there are.
+    fn known_bases(&self) -> Vec<(Base, Known)> {
+        let mut sketches: BTreeMap<Sector, Vec<Sketch>> = BTreeMap::new();
         for ((sector, _), sketch) in &self.in_bases {
-            known.entry(*sector).or_default().extend(sketch);
+            sketches.entry(*sector).or_default().extend(sketch);
         }
-        let base = |(sector, its)| Some((self.made.bases.get(&sector)?.clone(), its));
-        let (bases, sketches): (Vec<Base>, Vec<Vec<Sketch>>) =
-            known.into_iter().filter_map(base).unzip();
-        (bases, plan(&sketches, filled.collect()))
+        let base = |(sector, sketches)| Some((self.made.bases.get(&sector)?.clone(), sketches));
+        let bases: Vec<(Base, Vec<Sketch>)> = sketches.into_iter().filter_map(base).collect();
+        let indices: HashMap<u32, usize> =
+            bases.iter().enumerate().map(|(index, (base, _))| (base.number, index)).collect();
+        let known = bases.into_iter().map(|(base, sketches)| {
+            let is_second = base.pointer.is_second_base();
+            let first = indices.get(&base.pointer.dictionary).copied();
+            (base, Known { sketches, is_second, first })
+        });
+        known.collect()
     }
 
     /// Takes out what stays in its segment, since nothing new resembles that. Copies of it that are

@@ -219,16 +219,25 @@ fn restore_file_extents(
     }
 }
 
-/// Ensures that the pool has a dictionary of the origin.
+/// Ensures that the pool has a dictionary of the origin, or a base and what that differs from.
 pub(super) fn bring_dictionary(txn: &mut Txn, origin: &Origin, number: u32) -> Result<()> {
+    let entry = bring_entry(txn, origin, number)?;
+    // That is a first base, if the pool is sound; otherwise it helps nobody to go on.
+    let first = entry.filter(Pointer::is_second_base).map_or(0, |entry| entry.dictionary);
+    bring_entry(txn, origin, first).map(drop)
+}
+
+/// Ensures that a number stands for what it does in the origin. Returns the entry if it did not.
+fn bring_entry(txn: &mut Txn, origin: &Origin, number: u32) -> Result<Option<Pointer>> {
     let key = dictionary_key(number);
     if number == 0 || txn.get(TreeId::Dictionaries, &key)?.is_some() {
-        return Ok(());
+        return Ok(None);
     }
     let value = origin.read(txn).get(TreeId::Dictionaries, &key)?.ok_or_else(|| {
         let place = TreeId::Dictionaries.location_of(&key);
         Error::corrupt("dictionary", place, "expected one that a record needs, found none")
     })?;
     let pointer = share(txn, &pointer_in(TreeId::Dictionaries, &key, &value)?)?;
-    txn.restore_number(number, &pointer)
+    txn.restore_number(number, &pointer)?;
+    Ok(Some(pointer))
 }

@@ -219,13 +219,19 @@ impl Apply {
         is_verified: bool,
         found: &FoundBases,
     ) -> Result<()> {
+        let pointer =
+            &Pointer { dictionary: self.number(txn, pointer.dictionary)?, ..pointer.clone() };
         self.check_base(txn, there, pointer)?;
         if !is_verified {
             check_content(txn.store(), pointer, stored)?;
         }
         // Each incremental stream brings what its differences need.
         let is_same = |it: &Pointer| travelling(it) == *pointer && !found.is_damaged(it);
-        let known = txn.find_base(pointer, is_same)?;
+        let known = match txn.find_base(pointer, is_same)? {
+            // Only first bases were searched for damage.
+            Some((_, entry)) if entry.is_second_base() && !is_readable(txn, &entry)? => None,
+            known => known,
+        };
         let here = match (known, found.record(txn, pointer)?) {
             (Some((here, _)), _) => here,
             (None, Some(record)) => txn.add_base(&record)?.0,
@@ -238,17 +244,16 @@ impl Apply {
         entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
-    /// Refuses what cannot be a base, or has the number of another.
+    /// Refuses what cannot be a base, or has the number of another. It names numbers of this pool.
     fn check_base(&self, txn: &mut Txn, there: u32, pointer: &Pointer) -> Result<()> {
         if entries::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
             return Err(refused(format!("expected a new dictionary, found {there} a second time")));
         }
-        if !pointer.may_be_base() {
-            return Err(refused(
-                "expected a segment that others differ from, found something else",
-            ));
-        }
-        Ok(())
+        let may_be_base = pointer.may_be_base()
+            && (!pointer.is_second_base() || txn.is_first_base(pointer.dictionary)?);
+        may_be_base.then_some(()).ok_or_else(|| {
+            refused("expected a segment that others differ from, found something else")
+        })
     }
 
     /// Stores a record or patch in the form in which the sender stored it.
@@ -480,6 +485,19 @@ pub(super) fn verify(store: &Store, body: &Body) -> Result<bool> {
         }
         _ => Ok(false),
     }
+}
+
+/// Whether stored bytes can be read. If not, the stream brings them.
+fn is_readable(txn: &mut Txn, pointer: &Pointer) -> Result<bool> {
+    match txn.read_stored(pointer) {
+        Err(error) if error.is_corruption() => Ok(false),
+        read => read.map(|_| true),
+    }
+}
+
+/// Returns the number of the base that a frame brings, if that needs nothing else of the stream.
+pub(super) fn first_base(at: At, pointer: &Pointer) -> Option<u32> {
+    at.base().filter(|_| pointer.dictionary == 0)
 }
 
 /// Checks stored bytes against their pointer, and returns the decoded content.

@@ -14,8 +14,8 @@ use crate::store::format::pointer::EXTENT_LEN_MAX;
 use crate::store::format::snapshot::{STATE_ID_LEN, StateId};
 use crate::store::format::superblock::{
     FEATURE_CHUNKS, FEATURE_DIFFERENCES, FEATURE_FILTERED_DIFFERENCES, FEATURE_INFLATED,
-    FEATURE_LZMA, FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SPECIAL_FILES,
-    FEATURE_TRANSFORMED, NUMBER_MAX,
+    FEATURE_LZMA, FEATURE_PAGES_APART, FEATURE_SECOND_BASES, FEATURE_SEGMENTS,
+    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED, NUMBER_MAX,
 };
 use crate::units::{FileId, Txg};
 
@@ -25,7 +25,7 @@ pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
 pub(crate) const STREAM_VERSION: u32 = 2;
 /// The features of a stream, in the order of their bits, each as the feature of the pool that the
 /// stream comes from.
-const FEATURES: [u64; 9] = [
+const FEATURES: [u64; 10] = [
     FEATURE_SPECIAL_FILES,
     FEATURE_PAGES_APART,
     FEATURE_SEGMENTS,
@@ -35,6 +35,7 @@ const FEATURES: [u64; 9] = [
     FEATURE_LZMA,
     FEATURE_DIFFERENCES,
     FEATURE_FILTERED_DIFFERENCES,
+    FEATURE_SECOND_BASES,
 ];
 /// The features that this version can receive.
 const KNOWN_FEATURES: u32 = (1 << FEATURES.len()) - 1;

@@ -12,7 +12,7 @@ use std::io::Read;
 use twox_hash::XxHash3_64;
 
 use super::ResumeToken;
-use super::apply::{Apply, decode, refused, verify};
+use super::apply::{Apply, decode, first_base, refused, verify};
 use super::base::received_base;
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
@@ -542,10 +542,11 @@ impl<'p> Receive<'p> {
         let (Some(key), Some(staging)) = (self.key, staging) else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
         let apply = Apply { key, root, checksum, from: self.from() };
-        // Bases are taken from records before these are changed.
+        // Bases are taken from records before these are changed. A second base may need one that
+        // comes with a record.
         staging.each_read(self.pool, &mut |body| match body {
             Body::Known { file, path } => apply.know(txn, file, &path, changing),
-            Body::FileExtent { at, pointer, stored } => match at.base() {
+            Body::FileExtent { at, pointer, stored } => match first_base(at, &pointer) {
                 Some(number) => {
                     apply.base(txn, number, (&pointer, &stored), false, staging.found())
                 }

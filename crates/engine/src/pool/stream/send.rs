@@ -423,6 +423,8 @@ impl<'a> Sender<'a> {
             return Ok(());
         }
         if let Some(base) = self.snapshot.store().base_entry(number)? {
+            // What it differs from itself comes first.
+            self.dictionary(base.dictionary)?;
             return self.extent(At::of_base(number), &base);
         }
         let dictionary = self.snapshot.store().dictionary(number)?;

@@ -14,7 +14,7 @@
 //! Maintenance may rewrite a staged record meanwhile. What is no longer as it was sent is read from
 //! the collected frames after all, since later frames may refer to it.
 
-use super::apply::{check_content, decode, store_as_sent};
+use super::apply::{check_content, decode, first_base, store_as_sent};
 use super::body::{At, Body, travelling};
 use super::found_bases::FoundBases;
 use super::frame::{Frame, FrameReader};
@@ -131,12 +131,12 @@ impl Staging {
         self.steps = vec![Step::Read { from, count: frames }];
     }
 
-    /// Looks for bases among the frames that are records of this pool.
+    /// Looks for first bases among the frames that are records of this pool.
     pub fn find_bases(&mut self, pool: &Pool) -> Result<()> {
         let mut bases = Vec::new();
         self.each_read(pool, &mut |body| {
             if let Body::FileExtent { at, pointer, .. } = body
-                && at.base().is_some()
+                && first_base(at, &pointer).is_some()
             {
                 bases.push(pointer);
             }

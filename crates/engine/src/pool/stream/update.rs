@@ -6,7 +6,7 @@
 
 use std::io::{self, Read};
 
-use super::apply::{Apply, refused};
+use super::apply::{Apply, first_base, refused};
 use super::body::{At, Body};
 use super::staging::Held;
 use crate::error::{Error, Result};
@@ -110,7 +110,7 @@ impl Apply {
         match body {
             // All of these were recorded before the first change.
             Body::Known { .. } => Ok(()),
-            Body::FileExtent { at, .. } if at.base().is_some() => Ok(()),
+            Body::FileExtent { at, pointer, .. } if first_base(at, &pointer).is_some() => Ok(()),
             Body::Object { parent: FileId(0), .. } => {
                 Err(refused("expected the scope that is there, found a new one"))
             }

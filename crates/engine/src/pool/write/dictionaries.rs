@@ -187,7 +187,15 @@ impl Pool {
             added => added?,
         }
         used.extend(entries::dictionaries_in_use(&mut txn)?);
-        for number in txn.dictionaries()? {
+        let numbered = match txn.numbered() {
+            Err(error) if error.is_corruption() => return Ok(()),
+            numbered => numbered?,
+        };
+        // A base may differ from another one itself.
+        let of_used = numbered.iter().filter(|(number, _)| used.contains(number));
+        let needed: Vec<u32> = of_used.map(|(_, entry)| entry.dictionary).collect();
+        used.extend(needed);
+        for (number, _) in numbered {
             if !used.contains(&number) {
                 txn.remove_dictionary(number)?;
             }

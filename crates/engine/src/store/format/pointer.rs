@@ -92,7 +92,8 @@ pub enum Filter {
     /// Code, sound and pictures were turned into what compresses better (see `codec/transformed/`).
     Transformed = 5,
     /// The codec was given other bytes as the text before these: those of the extent that the
-    /// pointer's dictionary stands for (see `store/bases.rs`).
+    /// pointer's dictionary stands for, behind those of its own base if that is a difference (see
+    /// `store/bases.rs`).
     Difference = 6,
     /// Pages of a SQLite database were rearranged, and the codec was given those of another record
     /// as the text before (see `codec/filtered_difference.rs`).
@@ -211,9 +212,17 @@ impl Pointer {
         self.is_part() && self.len == 0
     }
 
-    /// Whether it can be the entry of a base: that of an extent which is no difference itself.
+    /// Whether it can be the entry of a base: that of an extent which needs no other, or which is a
+    /// difference from one that does not.
     pub fn may_be_base(&self) -> bool {
-        self.is_base() && !self.is_difference() && self.dictionary == 0 && self.span_log2 == 0
+        let is_first = self.dictionary == 0 && !self.is_difference();
+        self.is_base() && self.span_log2 == 0 && (is_first || self.is_second_base())
+    }
+
+    /// Whether it is the entry of a base that is a difference itself, from the base of its
+    /// dictionary.
+    pub fn is_second_base(&self) -> bool {
+        self.is_base() && self.filter == Filter::Difference as u8 && self.dictionary != 0
     }
 
     /// Returns how many of the stored bytes this pointer accounts for: all of them, or of a segment

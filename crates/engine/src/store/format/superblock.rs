@@ -111,6 +111,8 @@ pub const FEATURE_DIFFERENCES: u64 = 1 << 20;
 pub const FEATURE_SHORT_PART_HASHES: u64 = 1 << 21;
 /// Filtered records may be stored as differences from others.
 pub const FEATURE_FILTERED_DIFFERENCES: u64 = 1 << 22;
+/// The base of a difference may be a difference itself.
+pub const FEATURE_SECOND_BASES: u64 = 1 << 23;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -134,7 +136,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_LZMA
     | FEATURE_DIFFERENCES
     | FEATURE_SHORT_PART_HASHES
-    | FEATURE_FILTERED_DIFFERENCES;
+    | FEATURE_FILTERED_DIFFERENCES
+    | FEATURE_SECOND_BASES;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -15,9 +15,9 @@ use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::databases::counting_database;
 use crate::test_common::segments::{
-    GOAL, compact, empty_pool, optimize, pool_of, put, stream_of, used,
+    GOAL, compact, empty_pool, of_branch, optimize, pool_of, put, second_bases, stream_of, used,
 };
-use crate::test_common::{Rng, problems};
+use crate::test_common::{Rng, problems, read_all};
 use crate::units::FileId;
 
 fn version(number: u64) -> Vec<u8> {
@@ -38,6 +38,20 @@ fn source() -> Pool {
     optimize(&pool, goal(Again::No));
     pool.create_snapshot(ROOT, b"one", 0).unwrap();
     pool
+}
+
+/// A pool with second bases, of which some versions come later.
+fn source_of_branches() -> Pool {
+    let files = (0..9).map(|n| (format!("v{n}").into_bytes(), of_branch(n)));
+    let (_, pool) = pool_of(&files.collect(), &[(Property::RecordSize, "64K")]);
+    optimize(&pool, goal_of_branches(Again::No));
+    assert!(second_bases(&pool) > 0);
+    pool.create_snapshot(ROOT, b"one", 0).unwrap();
+    pool
+}
+
+fn goal_of_branches(again: Again) -> SegmentGoal {
+    SegmentGoal { len: 140_000, again, ..GOAL }
 }
 
 fn bodies(stream: &[u8]) -> (Vec<u8>, Vec<Body>) {
@@ -246,11 +260,24 @@ fn is_taken(pool: &Pool, bad: &[u8], seed: u64, rng: &mut Rng, is_incremental: b
 
 #[test]
 fn mutated_frames_do_no_harm() {
-    let source = source();
-    let (header, all) = bodies(&stream_of(&source, b"one", None));
+    mutated_frames(&source(), 0..700);
+}
+
+/// The same with bases that are differences themselves.
+#[test]
+fn mutated_frames_of_branches_do_no_harm() {
+    let source = source_of_branches();
+    let pool = target("off");
+    receive(&pool, &stream_of(&source, b"one", None), 0, false).unwrap();
+    assert_eq!(second_bases(&pool), second_bases(&source));
+    mutated_frames(&source, 0..300);
+}
+
+fn mutated_frames(source: &Pool, seeds: std::ops::Range<u64>) {
+    let (header, all) = bodies(&stream_of(source, b"one", None));
     assert!(receive(&target("off"), &build(&header, &all), 0, false).is_ok());
     let (mut taken, mut refused) = (0, 0);
-    for seed in 0..700 {
+    for seed in seeds {
         let mut rng = Rng(seed);
         let mut bad = all.clone();
         for _ in 0..=rng.below(3) {
@@ -299,6 +326,19 @@ fn mutated_frames_of_incremental_streams_do_no_harm() {
     mutated_frames_after(&first, &stream_of(&source, b"two", Some(b"one")), 0..300);
 }
 
+#[test]
+fn mutated_frames_of_incremental_streams_of_branches_do_no_harm() {
+    let source = source_of_branches();
+    let first = stream_of(&source, b"one", None);
+    for n in 9..12 {
+        put(&source, format!("v{n}").as_bytes(), &of_branch(n));
+    }
+    optimize(&source, goal_of_branches(Again::Related));
+    source.remove_at(b"v1", 0).unwrap();
+    source.create_snapshot(ROOT, b"two", 0).unwrap();
+    mutated_frames_after(&first, &stream_of(&source, b"two", Some(b"one")), 0..150);
+}
+
 /// The same with bases that are records of the receiver.
 #[test]
 fn mutated_frames_of_incremental_streams_of_versions_do_no_harm() {
@@ -334,6 +374,49 @@ fn a_base_that_came_before_is_not_kept_twice() {
     }
 }
 
+/// The first base comes with a record of its own, so behind what brings the second one.
+#[test]
+fn second_bases_come_with_changes() {
+    let is_shared = |body: &Body| matches!(body, Body::Shared { at, .. } if at.base().is_some());
+    let is_second = |body: &Body| {
+        matches!(body, Body::FileExtent { at, pointer, .. }
+            if at.base().is_some() && pointer.is_second_base())
+    };
+    let mut behind = 0;
+    for front in 0..9 {
+        let files = std::iter::once(front).chain((0..9).filter(|n| *n != front));
+        let (_, source) = empty_pool(&[(Property::RecordSize, "64K")]);
+        // Records of files that there are come in the order of their numbers, not their names.
+        let files: Vec<_> =
+            files.map(|n| (n, put(&source, format!("v{n}").as_bytes(), b""))).collect();
+        source.create_snapshot(ROOT, b"one", 0).unwrap();
+        let first = stream_of(&source, b"one", None);
+        for (n, file) in files {
+            file.write_at(&of_branch(n), 0).unwrap();
+            file.commit(Durability::Durable).unwrap();
+        }
+        optimize(&source, goal_of_branches(Again::No));
+        source.create_snapshot(ROOT, b"two", 0).unwrap();
+        let second = stream_of(&source, b"two", Some(b"one"));
+        let (_, all) = bodies(&second);
+        let shared = all.iter().position(is_shared).unwrap_or(all.len());
+        behind += usize::from(all[shared..].iter().any(is_second));
+        for dedup in ["off", "on"] {
+            let pool = target(dedup);
+            receive(&pool, &first, 0, false).unwrap();
+            receive(&pool, &second, 0, false).unwrap();
+            assert_eq!(second_bases(&pool), second_bases(&source));
+            assert!(used(&pool) < used(&source) + 10_000, "{} {}", used(&pool), used(&source));
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+            for n in 0..9 {
+                let file = pool.resolve(format!("copy/v{n}").as_bytes()).unwrap().file;
+                assert!(read_all(&pool.file(file).unwrap()).unwrap() == of_branch(n));
+            }
+        }
+    }
+    assert!(behind > 0, "none comes behind the record of its first base");
+}
+
 /// Neither does the receiver keep a dictionary twice.
 #[test]
 fn a_dictionary_that_came_before_is_not_kept_twice() {
@@ -356,7 +439,7 @@ fn a_dictionary_that_came_before_is_not_kept_twice() {
     }
     for pool in [source, pool] {
         let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
-        assert_eq!(txn.dictionaries().unwrap().len(), 1);
+        assert_eq!(txn.numbered().unwrap().len(), 1);
         drop(txn);
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }
