@@ -18,11 +18,16 @@ Equal blocks are found by their BLAKE3 hashes. Distinct ones are compressed as a
 with the page filter where it pays, and rounded up to sectors. Metadata is not part of the table; \
 the recommendation takes it into account.
 
+What 'hardpack optimize' would make of it is found by putting the distinct chunks into segments as it \
+does, and compressing these with zstd-9: all of them, or as many as --measure allows, of which chunks \
+are read again. Its default, zstd-19, and differences between segments save more, so that is what it \
+takes at most. Databases are left alone.
+
 Figures are exact until the tables outgrow --memory, or the distinct blocks outgrow --measure. From \
 then on blocks are chosen by their hashes, so that all copies of a block are chosen or none, and \
 figures have error bars: the true one is within them in 95 of 100 cases. --sample reads only a part \
 of the data, which cannot show how often a block occurs in the rest: then the ratio of deduplication \
-is a range, and content-defined chunks are left out.
+is a range, and content-defined chunks and segments are left out.
 
 Examples:
   hardpack estimate photos
@@ -65,7 +70,8 @@ pub struct EstimateArgs {
     /// The memory for the tables of blocks, 1M or more
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub memory: u64,
-    /// The length of distinct blocks to compress, for each kind of block, 1M or more
+    /// The length of distinct blocks to compress, for each kind of block and for segments, 1M or
+    /// more
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub measure: u64,
     /// Round stored blocks up to sectors of 2^N bytes, from 9 (as in pools) to 16

@@ -1,6 +1,7 @@
 //! The estimate of a tree against the pools that hold it.
 
 use std::fs;
+use std::path::Path;
 
 use super::common::{hardpack, json_of};
 use super::{blocks, estimate, make_tree, number, stored};
@@ -100,13 +101,90 @@ fn content_that_moves_is_recommended_to_be_cut_into_chunks() {
     let promised = number(&advice["bytes"]);
     assert!((real - promised).abs() < 0.03 * real + 100_000.0, "{promised} {real}");
     assert!(real < 4_000_000.0, "{real}");
-    // What is in a pool keeps its records, so another command would help.
+    // What is in a pool keeps its records, so another command helps.
     hardpack().current_dir(at).args(["put", "-q", "dumps", "fixed.hpk"]).assert().success();
     let of_pool = estimate(at, &["fixed.hpk"]);
-    assert_eq!(of_pool["recommendation"]["chunking"], "fixed");
-    let shown = hardpack().current_dir(at).args(["estimate", "fixed.hpk"]).output().unwrap();
+    let advice = &of_pool["recommendation"];
+    assert_eq!(advice["chunking"], "fixed");
+    assert_eq!(advice["command"], "hardpack optimize fixed.hpk");
+    hardpack().current_dir(at).args(["optimize", "-q", "fixed.hpk"]).assert().success();
+    let real = fs::metadata(at.join("fixed.hpk")).unwrap().len() as f64;
+    let promised = number(&advice["bytes_after_optimize"]);
+    assert!(real < promised + 100_000.0 && promised < 4_000_000.0, "{promised} {real}");
+}
+
+/// Versions of a program: many small files, of which most change a little.
+fn make_versions(at: &Path) {
+    for version in 0..6 {
+        let directory = at.join(format!("v{version}"));
+        fs::create_dir_all(&directory).unwrap();
+        for file in 0..60 {
+            let mut bytes = super::text(3000 + 400 * file, file as u64);
+            let place = (version * 977) % bytes.len();
+            bytes.splice(place..place, super::text(60, (1000 + 60 * version + file) as u64));
+            fs::write(directory.join(format!("file {file}")), bytes).unwrap();
+        }
+    }
+}
+
+#[test]
+fn optimize_makes_of_it_what_was_estimated() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_versions(&at.join("versions"));
+    let estimated = estimate(at, &["versions"]);
+    let after = &estimated["after_optimize"];
+    assert_eq!(after["segments"], after["measured_segments"]);
+    assert_eq!(after["left_alone_bytes"], 0);
+    let advice = &estimated["recommendation"];
+    let command = advice["command"].as_str().unwrap();
+    assert!(command.ends_with(" versions versions.hpk && hardpack optimize versions.hpk"));
+    let program = assert_cmd::cargo::cargo_bin!("hardpack").display().to_string();
+    let ran = command.replace("hardpack ", &format!("{program} ")) + " -q";
+    let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).status();
+    assert!(shell.unwrap().success());
+    let real = fs::metadata(at.join("versions.hpk")).unwrap().len() as f64;
+    let promised = number(&advice["bytes_after_optimize"]);
+    // The ring of superblocks and free space are not in it; zstd-19 takes less.
+    assert!(real < promised + 100_000.0 && promised < 1.3 * real, "{promised} {real}");
+    assert!(promised * 2.0 < number(&advice["bytes"]), "{advice}");
+
+    // With the codec of the estimate, segments are what was estimated.
+    let mut put = hardpack();
+    put.current_dir(at).args(["put", "-q", "-o", "dedup=on", "-o", "chunking=auto"]);
+    put.args(["versions", "same.hpk"]).assert().success();
+    let mut optimize = hardpack();
+    optimize.current_dir(at).args(["optimize", "--json", "--compression", "zstd-9", "same.hpk"]);
+    let real = number(&json_of(&mut optimize)["allocated_after"]);
+    let figure = &after["stored_bytes"];
+    assert_eq!(figure["is_exact"], true);
+    // Some of these are differences from others.
+    let most = number(&figure["value"]);
+    assert!(real <= most && most < 1.05 * real, "{figure} {real}");
+}
+
+#[test]
+fn what_optimize_leaves_alone_is_no_part_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_versions(&at.join("both/versions"));
+    let alone = estimate(at, &["both"]);
+    super::make_database(&at.join("both/a.db"), 4096, 60_000);
+    let len = fs::metadata(at.join("both/a.db")).unwrap().len();
+    let with = estimate(at, &["both"]);
+    assert_eq!(with["after_optimize"]["left_alone_bytes"], len);
+    assert_eq!(with["after_optimize"]["stored_bytes"], alone["after_optimize"]["stored_bytes"]);
+    assert!(len * 10 > number(&with["bytes"]) as u64, "it is too much to leave alone");
+    assert_eq!(with["recommendation"]["bytes_after_optimize"], serde_json::Value::Null);
+    // A sample tells nothing of near-copies in the rest.
+    let sample = estimate(at, &["--sample", "50%", "both/versions"]);
+    assert_eq!(sample["after_optimize"], serde_json::Value::Null);
+    let shown = hardpack().current_dir(at).args(["estimate", "both"]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
-    assert!(shown.contains("'hardpack put -o chunking=auto -o dedup=on'"), "{shown}");
+    assert!(
+        shown.contains("\nAfter 'hardpack optimize': at most ")
+            && shown.contains(" in databases are left alone")
+    );
 }
 
 #[test]

@@ -99,7 +99,9 @@ fn the_text_is_as_documented() {
         assert!(shown.contains("1.00x") && !shown.contains("NaN"), "{shown}");
     }
     let estimated = estimate(at, &["none"]);
-    for field in ["files", "bytes", "failed", "sample", "blocks", "recommendation", "seconds"] {
+    let fields =
+        ["files", "bytes", "failed", "sample", "blocks", "after_optimize", "recommendation"];
+    for field in fields.into_iter().chain(["seconds"]) {
         assert!(estimated.get(field).is_some(), "{field}");
     }
 }

@@ -21,6 +21,9 @@ const PRESET_MAX: u8 = 6;
 /// The lengths of matches that levels 7 and 8 take without looking for a longer one; level 6 has
 /// 64, and level 9 the longest that there are.
 const NICE_LENS: [u32; 2] = [96, 160];
+/// How many places level 9 looks at behind a base, at most. There are more to find there; without
+/// one, it looks at 152.
+const DEPTH_AFTER_BASE: i32 = 2000;
 const OUT_OF_MEMORY: CodecError =
     CodecError::Library { codec: CodecId::Lzma, reason: "out of memory" };
 
@@ -36,6 +39,9 @@ pub(super) fn compress(
     if let Some(above) = level.checked_sub(PRESET_MAX + 1) {
         let nice_len = NICE_LENS.get(usize::from(above)).copied();
         options.nice_len = nice_len.unwrap_or(LzmaOptions::NICE_LEN_MAX);
+        if nice_len.is_none() && !base.is_empty() {
+            options.depth_limit = DEPTH_AFTER_BASE;
+        }
     }
     options.dict_size = window_len(base.len() + src.len());
     options.preset_dict = (!base.is_empty()).then(|| base.to_vec());

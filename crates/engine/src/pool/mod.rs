@@ -74,7 +74,9 @@ pub use self::namespace::props::{
     Concurrency, Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
 };
 pub use self::namespace::usage::{Usage, UsageBelow};
-pub use self::optimize::{Again, Optimisation, OptimizeReport, OptimizeStage, SegmentGoal};
+pub use self::optimize::{
+    Again, Forecast, ForecastPiece, Optimisation, OptimizeReport, OptimizeStage, SegmentGoal,
+};
 pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
 };

@@ -38,17 +38,11 @@ use crate::error::{Error, Result};
 impl Store {
     /// Returns the text before the differences from a base in a state, by default the newest.
     pub(super) fn base_text_in(&self, state: Option<&State>, number: u32) -> Result<ExtentBytes> {
-        let base = self.whole_base_in(state, number)?;
-        if !base.is_difference() {
-            return self.read_of(state, &base);
-        }
         // Looked at before anything is decoded, so that no circle of bases is followed.
-        let first = self.whole_base_in(state, base.dictionary)?;
-        if first.is_difference() {
-            let what = "one that is a difference from a difference";
-            return Err(is_no_base(number, what));
-        }
-        let mut text = self.read_of(state, &first)?.as_slice().to_vec();
+        let (base, first) = self.entries_in(state, number)?;
+        let base = whole(base);
+        let Some(first) = first else { return self.read_of(state, &base) };
+        let mut text = self.read_of(state, &whole(first))?.as_slice().to_vec();
         // What needs an uncommitted number does not stay in the cache (see `dictionaries.rs`).
         let second = match self.is_new_number(base.dictionary) {
             true => self.read_uncached_of(state, &base)?,
@@ -60,7 +54,7 @@ impl Store {
 
     /// Returns the filtered forms of a base in a state, by default the newest.
     pub(super) fn base_forms_in(&self, state: Option<&State>, number: u32) -> Result<Vec<u8>> {
-        let forms = self.forms_of(&self.whole_base_in(state, number)?)?;
+        let forms = self.forms_of(&whole(self.entry_in(state, number)?))?;
         forms.ok_or_else(|| is_no_base(number, "one without filtered pages"))
     }
 
@@ -76,15 +70,29 @@ impl Store {
             .map_err(|error| Error::decoding("extent", self.location_of(pointer), error))
     }
 
-    /// Returns a pointer to all of a base in a state, by default the newest.
-    fn whole_base_in(&self, state: Option<&State>, number: u32) -> Result<Pointer> {
+    /// Returns the entry of a base in a state, by default the newest, and that of the first base
+    /// that it differs from if it is a second one.
+    fn entries_in(&self, state: Option<&State>, number: u32) -> Result<(Pointer, Option<Pointer>)> {
+        let base = self.entry_in(state, number)?;
+        if !base.is_second_base() {
+            return Ok((base, None));
+        }
+        let first = self.entry_in(state, base.dictionary)?;
+        if first.is_second_base() {
+            return Err(is_no_base(number, "one that is a difference from a difference"));
+        }
+        Ok((base, Some(first)))
+    }
+
+    /// Returns the entry of a base in a state, by default the newest.
+    fn entry_in(&self, state: Option<&State>, number: u32) -> Result<Pointer> {
         let Stored::Base(pointer) = self.stored_in(state, number)? else {
             return Err(is_no_base(number, "a dictionary"));
         };
         if !pointer.may_be_base() {
             return Err(is_no_base(number, "one that needs another in a way that none may"));
         }
-        Ok(Pointer { len: pointer.extent_len, part_offset: 0, ..pointer })
+        Ok(pointer)
     }
 
     /// Returns the entries of all bases in a state, by their numbers.
@@ -95,19 +103,24 @@ impl Store {
         parsed.filter(|entry| !matches!(entry, Ok((_, pointer)) if !pointer.is_base())).collect()
     }
 
-    /// Returns the entry of a base in the newest state; nothing if the number stands for a
-    /// dictionary.
-    pub fn base_entry(&self, number: u32) -> Result<Option<Pointer>> {
-        Ok(match self.stored_in(None, number)? {
-            Stored::Base(entry) => Some(entry),
-            Stored::Dictionary(_) => None,
-        })
+    /// Returns the entry of a base in the newest state, and that of the first base that it differs
+    /// from if it is a second one; nothing if the number stands for a dictionary.
+    pub fn base_entries(&self, number: u32) -> Result<Option<(Pointer, Option<Pointer>)>> {
+        match self.stored_in(None, number)? {
+            Stored::Base(_) => self.entries_in(None, number).map(Some),
+            Stored::Dictionary(_) => Ok(None),
+        }
     }
 
     /// Returns the text before the differences from a base in the newest state.
     pub fn base_text(&self, number: u32) -> Result<ExtentBytes> {
         self.base_text_in(None, number)
     }
+}
+
+/// Returns a pointer to all of a base.
+fn whole(entry: Pointer) -> Pointer {
+    Pointer { len: entry.extent_len, part_offset: 0, ..entry }
 }
 
 fn is_no_base(number: u32, what: &str) -> Error {

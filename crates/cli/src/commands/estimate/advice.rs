@@ -28,6 +28,14 @@ pub const OPENZFS_ENTRY_LEN: f64 = 320.0;
 
 /// The share that a setting must save.
 const GAIN_MIN: f64 = 0.03;
+/// What names and pointers take once they are packed, in bytes: 44 for each file of one record, 19
+/// to 26 for each record of long files were measured.
+const PACKED_FILE_LEN: f64 = 24.0;
+const PACKED_POINTER_LEN: f64 = 22.0;
+/// The share that `optimize` must save to be recommended: it takes a while.
+const SEGMENTS_GAIN_MIN: f64 = 0.1;
+/// The greatest share of what it leaves alone.
+const LEFT_ALONE_MAX: f64 = 0.1;
 /// The share that chunks must save to be mentioned.
 const CHUNKS_GAIN_MIN: f64 = 0.1;
 const RECORD_LEN_MIN: usize = 4 << 10;
@@ -46,6 +54,8 @@ pub struct Advice<'r> {
     pub index_len: f64,
     /// The same for the default record size without deduplication.
     pub plain_total: f64,
+    /// What it takes at most after `optimize`, with metadata, if that is recommended.
+    pub after_optimize: Option<f64>,
 }
 
 /// Ranks compressions by their speed.
@@ -103,7 +113,15 @@ pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
                 let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN * f64::from(dedup);
                 let (compression, total) = (*compression, total(row, column, dedup));
                 let plain_total = plain_total(column);
-                Advice { row, compression, dedup, total, index_len, plain_total }
+                Advice {
+                    row,
+                    compression,
+                    dedup,
+                    total,
+                    index_len,
+                    plain_total,
+                    after_optimize: None,
+                }
             })
         })
     });
@@ -113,7 +131,31 @@ pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
         let count = unusual.iter().filter(|is_so| **is_so).count();
         advice.total * (1.0 + GAIN_MIN * count as f64)
     };
-    all.min_by(|one, other| cost(one).total_cmp(&cost(other)))
+    let best = all.min_by(|one, other| cost(one).total_cmp(&cost(other)))?;
+    Some(with_segments(report, best).unwrap_or(best))
+}
+
+/// Returns the settings with which files are put into segments, if that saves enough.
+fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<'r>> {
+    let stored = report.in_segments.as_ref()?.stored;
+    let rows = report.rows.iter();
+    let row = rows.rev().find(|row| matches!(row.cut, Cut::Chunks(_)))?;
+    let files = report.counts.files as f64 * PACKED_FILE_LEN;
+    let after_optimize = stored.high + row.figures.count.value * PACKED_POINTER_LEN + files;
+    let pays = after_optimize < best.total * (1.0 - SEGMENTS_GAIN_MIN)
+        && report.left_alone as f64 <= report.counts.bytes as f64 * LEFT_ALONE_MAX;
+    if !pays {
+        return None;
+    }
+    let after_optimize = Some(after_optimize);
+    // What is in a pool keeps its records, and where nothing recurs, chunks only cost.
+    if !is_possible(report, row) || !best.dedup {
+        return Some(Advice { after_optimize, ..best });
+    }
+    let column = report.args.compression.iter().position(|one| *one == best.compression)?;
+    let (total, dedup) = (total(row, column, true), true);
+    let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN;
+    Some(Advice { row, dedup, total, index_len, after_optimize, ..best })
 }
 
 impl Advice<'_> {
@@ -155,6 +197,15 @@ impl Advice<'_> {
     /// Why, in a few words.
     pub fn reason(&self, report: &Report<'_>) -> String {
         let size = |len: f64| bytes(len as u64, report.args.exact);
+        if let Some(after_optimize) = self.after_optimize {
+            return format!(
+                "at most {} of {} with metadata, {} before 'optimize': near-copies are stored \
+                 together",
+                size(after_optimize),
+                size(report.counts.bytes as f64),
+                size(self.total)
+            );
+        }
         let is_least = if report.part.is_some() && self.dedup { "at most " } else { "" };
         let whole = report.counts.bytes as f64;
         let mut reason = format!("{is_least}{} of {} with metadata", size(self.total), size(whole));
@@ -187,7 +238,9 @@ impl Advice<'_> {
             });
             let sources: String = paths.iter().map(|path| format!(" {}", quoted(path))).collect();
             let name = first.file_name().unwrap_or("data".as_ref()).to_os_string();
-            return format!("hardpack put{}{sources} {}", flags.collect::<String>(), unused(&name));
+            let (flags, pool) = (flags.collect::<String>(), unused(&name));
+            let optimize = self.after_optimize.map(|_| format!(" && hardpack optimize {pool}"));
+            return format!("hardpack put{flags}{sources} {pool}{}", optimize.unwrap_or_default());
         }
         let pools = report.named.iter().filter_map(|named| match named {
             Named::InPool(address) => Some(address.pool.as_path()),
@@ -195,6 +248,10 @@ impl Advice<'_> {
         });
         let mut pools: Vec<String> = pools.map(quoted).collect();
         pools.dedup();
+        if self.after_optimize.is_some() {
+            let optimize = pools.iter().map(|pool| format!("hardpack optimize {pool}"));
+            return optimize.collect::<Vec<_>>().join(" && ");
+        }
         let all = pools.join(" ");
         let given: String =
             [("recordsize", self.row.name), ("compression", &self.compression.to_string())]
@@ -215,7 +272,8 @@ pub fn note_on_chunks(report: &Report<'_>, advice: &Advice<'_>) -> Option<String
         .map(|row| (total(row, column, true), row.name))
         .min_by(|one, other| one.0.total_cmp(&other.0))?;
     let is_cut = matches!(advice.row.cut, Cut::Chunks(_));
-    (!is_cut && best.0 < advice.total * (1.0 - CHUNKS_GAIN_MIN)).then(|| {
+    let total = advice.after_optimize.unwrap_or(advice.total);
+    (!is_cut && best.0 < total * (1.0 - CHUNKS_GAIN_MIN)).then(|| {
         let size = bytes(best.0 as u64, report.args.exact);
         format!(
             "content-defined chunks of {} would take {size}: 'hardpack put -o chunking=auto -o \

@@ -111,6 +111,7 @@ fn page(report: &Report<'_>) -> String {
     };
     let (header, rows) = report::table(report);
     let rows: String = rows.iter().map(|row| line("td", row)).collect();
+    let in_segments = report::in_segments(report).map(|line| format!("<p>{}</p>\n", xml(&line)));
     let advice = advice::of(report).map(|advice| {
         let (command, reason) = (advice.command(report), advice.reason(report));
         format!("<p>Recommended: <code>{}</code> ({})</p>\n", xml(&command), xml(&reason))
@@ -118,12 +119,13 @@ fn page(report: &Report<'_>) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{0}</title>\
          <style>{PAGE_STYLE}</style></head>\n<body><h1>{0}</h1>\n<p>{1}. {2}</p>\n{3}\
-         <table>\n{4}{rows}</table>\n{5}</body></html>\n",
+         <table>\n{4}{rows}</table>\n{5}{6}</body></html>\n",
         title(report),
         xml(&report::summary(report)),
         xml(&report::certainty(report)),
         svg(report),
         line("th", &header),
+        in_segments.unwrap_or_default(),
         advice.unwrap_or_default(),
     )
 }

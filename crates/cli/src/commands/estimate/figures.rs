@@ -77,6 +77,26 @@ impl Estimate {
     }
 }
 
+/// A sum over clusters of which some are known, each with its length and its figure: the ratio of
+/// these stands for all `len`.
+pub fn ratio_of_clusters(known: &[(f64, f64)], len: f64, is_all: bool) -> Estimate {
+    let (known_len, sum) = known.iter().fold((0.0, 0.0), |(a, b), (len, it)| (a + len, b + it));
+    if is_all || known_len <= 0.0 {
+        return Estimate::exact(sum);
+    }
+    let (ratio, count) = (sum / known_len, known.len() as f64);
+    if count < 2.0 {
+        return Estimate { value: ratio * len, low: 0.0, high: len };
+    }
+    let squares: f64 = known.iter().map(|(len, it)| (it - ratio * len).powi(2)).sum();
+    let freedom = count - 1.0;
+    let all = len / (known_len / count);
+    let unknown = (1.0 - count / all).max(0.0);
+    let variance = all * all * unknown * squares / freedom / count;
+    let factor = 1.0 + STUDENT / freedom;
+    Estimate::around(ratio * len, variance * factor * factor, 0.0, len)
+}
+
 /// The blocks with a number of references from a power of two up to the next.
 #[derive(Clone, Copy, Default)]
 pub struct Bucket {

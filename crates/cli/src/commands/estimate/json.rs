@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::figures::{Bucket, Estimate, Space};
-use super::{Report, Row, advice, report};
+use super::{Report, Row, advice, report, segments};
 use crate::output::{json_ratio, named};
 
 fn whole(value: f64) -> Value {
@@ -82,11 +82,22 @@ pub fn of(report: &Report<'_>) -> Value {
             "compression": advice.compression.to_string(),
             "dedup": advice.dedup,
             "bytes": whole(advice.total),
+            "bytes_after_optimize": advice.after_optimize.map(whole),
             "reason": advice.reason(report),
             "command": advice.command(report),
         })
     });
     let sample = report.part.map(|part| json!({ "read_bytes": part.read, "of_bytes": part.of }));
+    let after_optimize = report.in_segments.as_ref().map(|found| {
+        json!({
+            "stored_bytes": estimate(&found.stored, whole),
+            "compression": segments::COMPRESSION.to_string(),
+            "segment_bytes": segments::SEGMENT_LEN,
+            "segments": found.count,
+            "measured_segments": found.measured,
+            "left_alone_bytes": report.left_alone,
+        })
+    });
     json!({
         "paths": paths.collect::<Vec<_>>(),
         "files": counts.files,
@@ -98,6 +109,7 @@ pub fn of(report: &Report<'_>) -> Value {
         "sample": sample,
         "ashift": report.args.ashift,
         "blocks": report.rows.iter().map(|one| row(one, report)).collect::<Vec<_>>(),
+        "after_optimize": after_optimize,
         "recommendation": advice,
         "seconds": (report.seconds * 1000.0).round() / 1000.0,
     })

@@ -6,6 +6,7 @@
 //! scan.rs      counts the blocks of each window, on all cores
 //! blocks.rs    cuts and hashes them
 //! table.rs     the distinct blocks of one kind, in bounded memory
+//! segments.rs  what 'optimize' would make of them
 //! figures.rs   figures with error bars
 //! advice.rs    the recommendation
 //! report.rs    text, and json.rs and chart.rs
@@ -21,6 +22,7 @@ mod json;
 mod reading;
 mod report;
 mod scan;
+mod segments;
 mod table;
 mod walk;
 
@@ -35,7 +37,8 @@ use hardpack_engine::codec::Policy;
 use self::blocks::{COUNT, Cut, FIXED_COUNT, KINDS};
 use self::figures::{Figures, Part};
 use self::reading::{Choice, Reading};
-use self::scan::{Counting, Scan};
+use self::scan::{Counted, Counting, Scan};
+use self::segments::InSegments;
 use self::table::{Limits, Table};
 use self::walk::{Account, Counts, Named, Walk};
 use crate::args::{EstimateArgs, Sample};
@@ -65,6 +68,10 @@ struct Report<'a> {
     /// The part of the data that was read, if it is a sample.
     part: Option<Part>,
     rows: Vec<Row>,
+    /// What `optimize` would make of it, unless it is a sample.
+    in_segments: Option<InSegments>,
+    /// Bytes of files that `optimize` leaves alone.
+    left_alone: u64,
     seconds: f64,
 }
 
@@ -98,13 +105,16 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     }
     let choice = Choice { seed: args.seed, share: share_to_read(args, &named)? };
     let account = Account::new(args.work.quiet);
-    let tables = count(args, &named, choice, &account)?;
+    let Counted { tables, segments, left_alone } = count(args, &named, choice, &account)?;
+    let in_segments =
+        segments.measure(args, &named, threads_of(args)).cannot("estimate", shown(&named))?;
     let mut counts = account.into_counts();
     counts.failed += missing;
     let part = choice.share.map(|_| Part { read: counts.read, of: counts.bytes });
     let rows = rows(args, &tables, part);
     let seconds = began.elapsed().as_secs_f64();
-    let report = Report { args, named: &named, counts, part, rows, seconds };
+    let named = &named;
+    let report = Report { args, named, counts, part, rows, in_segments, left_alone, seconds };
     show(&report).cannot("report on", "the estimate")?;
     if let Some(path) = &args.chart {
         chart::write(&report, path).cannot("create", text::path(path))?;
@@ -154,15 +164,19 @@ fn share_to_read(args: &EstimateArgs, named: &[Named]) -> Result<Option<f64>, Fa
     Ok((share < 1.0).then_some(share))
 }
 
+fn threads_of(args: &EstimateArgs) -> usize {
+    let threads = args.work.threads.map(usize::from);
+    threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Reads everything, or the sample, and counts its blocks.
 fn count(
     args: &EstimateArgs,
     named: &[Named],
     choice: Choice,
     account: &Account,
-) -> Result<Vec<Table>, Failure> {
-    let threads = args.work.threads.map(usize::from);
-    let threads = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+) -> Result<Counted, Failure> {
+    let threads = threads_of(args);
     let is_sample = choice.share.is_some();
     let per_block = table::bytes_per_block(args.compression.len(), is_sample);
     let limits = Limits {
@@ -193,9 +207,9 @@ fn count(
 /// Reads what the user named: pools first (see `reading.rs`).
 fn read(reading: &Reading<'_>, named: &[Named], threads: usize) -> Result<(), Failure> {
     let mut walk = Walk::new(reading.account);
-    for one in named {
+    for (index, one) in named.iter().enumerate() {
         if let Named::InPool(address) = one {
-            reading.pool(address, &mut walk)?;
+            reading.pool(index, address, &mut walk)?;
         }
     }
     let (jobs, queue) = sync_channel(QUEUE_LEN);

@@ -13,6 +13,7 @@ use hardpack_engine::FileId;
 use rustix::fs::SeekFrom;
 
 use super::scan::{Feed, Scan, WINDOW_LEN, Window};
+use super::segments::{Origin, Source};
 use super::walk::{Account, Walk};
 use crate::address::{Address, Opened};
 use crate::commands::put::readers::open;
@@ -30,7 +31,8 @@ pub struct Choice {
     pub share: Option<f64>,
 }
 
-fn mix(mut z: u64) -> u64 {
+/// Returns a number that looks random, the same for the same one.
+pub fn mix(mut z: u64) -> u64 {
     z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -91,7 +93,9 @@ impl Reading<'_> {
             let read = |bytes: &mut [u8], offset| Ok(read_full(&file, bytes, offset)?);
             return self.some(number, len, &read);
         }
-        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
+        let path_bytes = path.as_os_str().as_bytes().to_vec();
+        let mut feed = Feed::whole(self.scan, self.windows, Origin { number, path: path_bytes });
+        self.scan.note(number, Source::Path(path.into()));
         let mut offset = 0;
         let done = self.whole(&file, len, &mut feed, &mut offset);
         self.end(feed, offset, done)
@@ -161,10 +165,10 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Reads a file of a pool.
+    /// Reads a file of a pool, which the user named at a place.
     pub fn pool_file(
         &self,
-        opened: &Opened,
+        (index, opened): (usize, &Opened),
         (path, id): (&[u8], FileId),
         number: u64,
         len: u64,
@@ -173,7 +177,8 @@ impl Reading<'_> {
             let file = opened.pool.file(id)?;
             return self.some(number, len, &|bytes, offset| Ok(file.read_at(bytes, offset)?));
         }
-        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
+        let mut feed = Feed::whole(self.scan, self.windows, Origin { number, path: path.to_vec() });
+        self.scan.note(number, Source::InPool(index, id));
         // An estimate should keep no writer waiting: it rather fails.
         let (mut is_begun, mut read) = (contents::once(), 0);
         let done =
@@ -196,12 +201,17 @@ impl Reading<'_> {
         self.end(feed, read, done)
     }
 
-    /// Reads what a pool holds. What cannot be read is reported.
-    pub fn pool(&self, address: &Address, walk: &mut Walk<'_>) -> Result<(), Failure> {
+    /// Reads what a pool holds, which the user named at a place. What cannot be read is reported.
+    pub fn pool(
+        &self,
+        index: usize,
+        address: &Address,
+        walk: &mut Walk<'_>,
+    ) -> Result<(), Failure> {
         let mut all = || -> Result<(), Reason> {
             let opened = address.open(None)?;
             walk.pool(&opened, &mut |path, id, number, len| match self.pool_file(
-                &opened,
+                (index, &opened),
                 (path, id),
                 number,
                 len,

@@ -2,7 +2,7 @@
 //! kind as `zdb -S` prints them, and the recommendation.
 
 use super::figures::{Bucket, Estimate, Space, Stored};
-use super::{Report, Row, advice};
+use super::{Report, Row, advice, segments};
 use crate::output::{self, bytes, count, ratio};
 use crate::summary::told;
 use crate::text::human;
@@ -112,6 +112,26 @@ pub fn chosen<'r>(report: &'r Report<'_>) -> Option<(&'r Row, usize)> {
     Some((row, column.unwrap_or(0)))
 }
 
+/// What `optimize` would make of it, in a line.
+pub fn in_segments(report: &Report<'_>) -> Option<String> {
+    let found = report.in_segments.as_ref()?;
+    let exact = report.args.exact;
+    let what = bytes(report.counts.bytes.saturating_sub(report.left_alone), exact);
+    let databases = match report.left_alone {
+        0 => String::new(),
+        len => format!("; {} in databases are left alone", bytes(len, exact)),
+    };
+    Some(format!(
+        "After 'hardpack optimize': at most {} of {what}   ({} of {} segments of {} compressed with \
+         {}{databases})",
+        size(&found.stored, exact),
+        count(found.measured as u64, exact),
+        count(found.count as u64, exact),
+        bytes(u64::from(segments::SEGMENT_LEN), false),
+        segments::COMPRESSION,
+    ))
+}
+
 pub fn text(report: &Report<'_>) -> String {
     let (header, rows) = table(report);
     let mut text = String::new();
@@ -119,6 +139,9 @@ pub fn text(report: &Report<'_>) -> String {
         text += &format!("{}\n{}\n\n", summary(report), certainty(report));
     }
     text += &output::table(header.iter().map(String::as_str), rows, 1);
+    if let Some(line) = in_segments(report) {
+        text += &format!("\n{line}\n");
+    }
     if let Some((row, column)) = chosen(report) {
         let compression = report.args.compression[column];
         let of = if report.part.is_some() { " of the sample" } else { "" };

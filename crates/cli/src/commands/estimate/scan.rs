@@ -10,14 +10,16 @@
 //! What a table holds in the end does not depend on the order in which windows arrive.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::codec::{
     Codec, CodecError, Compression, Encoded, Policy, is_all_zero, with_codec,
 };
 
 use super::blocks::{self, BLOCK_LEN_MAX, Block, CHUNKS_COUNT, COUNT, FIXED_COUNT};
+use super::segments::{self, Origin, Segments, Source};
 use super::table::{Limits, Table};
 use crate::failure::{Code, Reason};
 use crate::signals;
@@ -41,7 +43,12 @@ pub struct Window {
     chunks: [Vec<Range<usize>>; CHUNKS_COUNT],
     /// Whether these are chunks, and not records.
     is_cut: bool,
+    /// The file, if `optimize` would put it into segments.
+    origin: Option<Arc<Origin>>,
 }
+
+/// The kind of chunks that are put into segments: those of the default record size.
+const SEGMENT_KIND: usize = CHUNKS_COUNT - 1;
 
 /// How to count.
 pub struct Counting {
@@ -57,8 +64,19 @@ pub struct Counting {
 pub struct Scan {
     counting: Counting,
     tables: [Mutex<Table>; COUNT],
+    segments: Segments,
+    /// Bytes of files that `optimize` leaves alone.
+    left_alone: AtomicU64,
     spare: Mutex<Vec<Vec<u8>>>,
     failed: Mutex<Option<CodecError>>,
+}
+
+/// What was counted.
+pub struct Counted {
+    pub tables: Vec<Table>,
+    pub segments: Segments,
+    /// Bytes of files that `optimize` leaves alone.
+    pub left_alone: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,17 +88,32 @@ impl Scan {
         let columns = counting.compressions.len();
         let (limits, is_sample) = (counting.limits, counting.is_sample);
         let tables = std::array::from_fn(|_| Mutex::new(Table::new(limits, columns, is_sample)));
-        Scan { counting, tables, spare: Mutex::default(), failed: Mutex::default() }
+        Scan {
+            counting,
+            tables,
+            segments: Segments::default(),
+            left_alone: AtomicU64::new(0),
+            spare: Mutex::default(),
+            failed: Mutex::default(),
+        }
     }
 
-    /// Returns the filled tables.
-    pub fn finish(self) -> Result<Vec<Table>, Reason> {
+    /// Takes note of where the bytes of a file are, in case some of them are needed again.
+    pub fn note(&self, number: u64, source: Source) {
+        if self.has_chunks() {
+            self.segments.note(number, source);
+        }
+    }
+
+    /// Returns what was counted.
+    pub fn finish(self) -> Result<Counted, Reason> {
         if let Some(error) = lock(&self.failed).take() {
             return Err(Reason::new(Code::Cannot, error.to_string()));
         }
         let table =
             |table: Mutex<Table>| table.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.tables.into_iter().map(table).collect())
+        let (segments, left_alone) = (self.segments, self.left_alone.into_inner());
+        Ok(Counted { tables: self.tables.into_iter().map(table).collect(), segments, left_alone })
     }
 
     fn has_chunks(&self) -> bool {
@@ -122,8 +155,14 @@ impl Scan {
         })?;
         for (kind, chunks) in window.chunks.iter().enumerate() {
             let chunk = |range: &Range<usize>| blocks::chunk(&window.bytes, range.clone());
-            let blocks = chunks.iter().map(chunk).collect();
+            let blocks: Vec<Block> = chunks.iter().map(chunk).collect();
             let place = window.offset - window.start as u64;
+            if let Some(origin) = window.origin.as_ref().filter(|_| kind == SEGMENT_KIND) {
+                for Block { id, range, .. } in blocks.iter().filter(|block| !block.is_zero) {
+                    let start = place + range.start as u64;
+                    self.segments.add(origin, start, *id, &window.bytes[range.clone()]);
+                }
+            }
             let place = (!window.is_cut).then_some(place);
             self.add(FIXED_COUNT + kind, &window.bytes, blocks, place, window.range)?;
         }
@@ -210,13 +249,20 @@ pub struct Feed<'s> {
     next: [usize; CHUNKS_COUNT],
     /// Whether the file is cut into chunks, as its front tells.
     is_cut: bool,
+    /// The file, unless its front tells that `optimize` would leave it alone.
+    origin: Option<Arc<Origin>>,
 }
 
 impl<'s> Feed<'s> {
     /// Begins at `offset` of a file, a multiple of the length of windows.
     pub fn new(scan: &'s Scan, queue: &'s SyncSender<Window>, offset: u64, range: u32) -> Feed<'s> {
         let (bytes, next) = (scan.buffer(), [0; CHUNKS_COUNT]);
-        Feed { scan, queue, range, bytes, start: 0, offset, next, is_cut: true }
+        Feed { scan, queue, range, bytes, start: 0, offset, next, is_cut: true, origin: None }
+    }
+
+    /// Begins a file of which all is read.
+    pub fn whole(scan: &'s Scan, queue: &'s SyncSender<Window>, origin: Origin) -> Feed<'s> {
+        Feed { origin: Some(Arc::new(origin)), ..Feed::new(scan, queue, 0, 0) }
     }
 
     pub fn bytes(&mut self, mut more: &[u8]) -> Result<(), Reason> {
@@ -286,6 +332,13 @@ impl<'s> Feed<'s> {
         let mut chunks: [Vec<Range<usize>>; CHUNKS_COUNT] = Default::default();
         if self.offset == 0 && self.start == 0 {
             self.is_cut = blocks::is_cut(&self.bytes);
+            if segments::is_left_alone(&self.bytes) {
+                self.origin = None;
+            }
+        }
+        if self.origin.is_none() {
+            let len = self.bytes.len() - self.start;
+            self.scan.left_alone.fetch_add(len as u64, Ordering::Relaxed);
         }
         if self.scan.has_chunks() {
             for (kind, (next, chunks)) in self.next.iter_mut().zip(&mut chunks).enumerate() {
@@ -302,7 +355,8 @@ impl<'s> Feed<'s> {
         let start = std::mem::replace(&mut self.start, bytes.len());
         let bytes = std::mem::replace(&mut self.bytes, bytes);
         let Feed { offset, range, is_cut, .. } = *self;
-        let window = Window { bytes, start, offset, range, chunks, is_cut };
+        let origin = self.origin.clone();
+        let window = Window { bytes, start, offset, range, chunks, is_cut, origin };
         let gone = |_| Reason::from(hardpack_engine::Error::Internal("no thread counts".into()));
         self.queue.send(window).map_err(gone)
     }

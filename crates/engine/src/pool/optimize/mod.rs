@@ -34,6 +34,7 @@
 mod arrange;
 mod bases;
 mod compress;
+mod forecast;
 mod goal;
 mod look;
 mod made;
@@ -48,6 +49,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use self::bases::{Base, Planned};
+pub use self::forecast::{Forecast, ForecastPiece};
 pub use self::goal::{Again, SegmentGoal};
 use self::pack::Packing;
 use self::survey::Survey;

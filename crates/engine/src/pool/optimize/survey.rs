@@ -23,7 +23,7 @@ use crate::units::{FileId, Sector, Txg};
 
 /// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
 /// are exchanged.
-const SEGMENT_PIECES_MAX: usize = 4096;
+pub(super) const SEGMENT_PIECES_MAX: usize = 4096;
 
 /// How many times the bytes of a step are read again, at most, to follow streams behind pieces.
 const FOLLOW_PARTS_MAX: u64 = 4;

@@ -228,8 +228,8 @@ impl Apply {
         // Each incremental stream brings what its differences need.
         let is_same = |it: &Pointer| travelling(it) == *pointer && !found.is_damaged(it);
         let known = match txn.find_base(pointer, is_same)? {
-            // Only first bases were searched for damage.
-            Some((_, entry)) if entry.is_second_base() && !is_readable(txn, &entry)? => None,
+            // Not all were searched for damage, such as those that a rollback brings back.
+            Some((_, entry)) if !is_readable(txn, &entry)? => None,
             known => known,
         };
         let here = match (known, found.record(txn, pointer)?) {

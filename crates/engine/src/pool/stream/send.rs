@@ -422,9 +422,11 @@ impl<'a> Sender<'a> {
         if number == 0 || !self.dictionaries.insert(number) {
             return Ok(());
         }
-        if let Some(base) = self.snapshot.store().base_entry(number)? {
+        if let Some((base, first)) = self.snapshot.store().base_entries(number)? {
             // What it differs from itself comes first.
-            self.dictionary(base.dictionary)?;
+            if let Some(first) = first.filter(|_| self.dictionaries.insert(base.dictionary)) {
+                self.extent(At::of_base(base.dictionary), &first)?;
+            }
             return self.extent(At::of_base(number), &base);
         }
         let dictionary = self.snapshot.store().dictionary(number)?;

@@ -3,6 +3,7 @@
 mod bases;
 mod chains;
 mod crash;
+mod damaged;
 mod diverged;
 mod staged;
 mod trees;

@@ -25,7 +25,7 @@ use super::format::node::{NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOA
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
-    FEATURE_CHUNKS, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS,
+    FEATURE_CHUNKS, FEATURE_GENERATIONS, FEATURE_LZMA, FEATURE_NAMES, FEATURE_PINNED_READERS,
     FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
 };
 use super::format::trees::{PerTree, TreeId};
@@ -428,6 +428,8 @@ impl NodeSink for TxnCore {
         let compression = match self.keeps_packed {
             // What is saved is lost to rounding.
             _ if fits_sector => Compression::Off,
+            // Who stores anything with lzma would rather wait than spend space.
+            true if is_packed && self.incompat & FEATURE_LZMA != 0 => Compression::Lzma(9),
             true if is_packed => Compression::Zstd(15),
             false if !self.is_large(0) => Compression::Lz4,
             _ => Compression::Zstd(3),

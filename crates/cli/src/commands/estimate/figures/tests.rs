@@ -174,3 +174,31 @@ fn nothing_is_a_figure_too() {
         }
     }
 }
+
+#[test]
+fn some_clusters_stand_for_all() {
+    let mut coverage = Coverage(Vec::new());
+    for seed in 0..400 {
+        let random = &mut Random(seed);
+        let cluster = |random: &mut Random| {
+            let len = if random.below(20) == 0 { 1 << 20 } else { 4 << 20 };
+            // Most of it is new in some, little in others.
+            let part = if random.below(3) == 0 { 300 } else { 20 } + random.below(60);
+            (len as f64, (len / 1000 * part) as f64)
+        };
+        let all: Vec<(f64, f64)> = (0..80).map(|_| cluster(random)).collect();
+        let (len, truth) = all.iter().fold((0.0, 0.0), |(a, b), (len, it)| (a + len, b + it));
+        for (name, count) in [("ten", 10), ("forty", 40)] {
+            coverage.note(name, &ratio_of_clusters(&all[..count], len, false), truth);
+        }
+        let exact = ratio_of_clusters(&all, len, true);
+        assert!(exact.is_exact() && exact.value == truth);
+    }
+    for (name, count) in coverage.0 {
+        // 95% are expected: 380, with a standard deviation of 4.
+        assert!((364..400).contains(&count), "{name}: {count} of 400");
+    }
+    let one = ratio_of_clusters(&[(4.0, 1.0)], 40.0, false);
+    assert_eq!((one.low, one.value, one.high), (0.0, 10.0, 40.0));
+    assert_eq!(ratio_of_clusters(&[], 0.0, false), Estimate::exact(0.0));
+}

@@ -41,7 +41,7 @@ fn source() -> Pool {
 }
 
 /// A pool with second bases, of which some versions come later.
-fn source_of_branches() -> Pool {
+pub(super) fn source_of_branches() -> Pool {
     let files = (0..9).map(|n| (format!("v{n}").into_bytes(), of_branch(n)));
     let (_, pool) = pool_of(&files.collect(), &[(Property::RecordSize, "64K")]);
     optimize(&pool, goal_of_branches(Again::No));
@@ -50,7 +50,7 @@ fn source_of_branches() -> Pool {
     pool
 }
 
-fn goal_of_branches(again: Again) -> SegmentGoal {
+pub(super) fn goal_of_branches(again: Again) -> SegmentGoal {
     SegmentGoal { len: 140_000, again, ..GOAL }
 }
 
@@ -87,7 +87,7 @@ fn target(dedup: &str) -> Pool {
     empty_pool(&[(Property::Dedup, dedup)]).1
 }
 
-fn receive(pool: &Pool, mut stream: &[u8], batch_len: usize, force: bool) -> Result<()> {
+pub(super) fn receive(pool: &Pool, mut stream: &[u8], batch_len: usize, force: bool) -> Result<()> {
     let options = ReceiveOptions { batch_len, force, ..ReceiveOptions::default() };
     pool.receive(ROOT, b"copy", &mut stream, &options, &mut |_| {}).map(drop)
 }

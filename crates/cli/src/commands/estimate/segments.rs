@@ -1,0 +1,223 @@
+//! What `hardpack optimize` would make of the data: near-copies together, in segments.
+//!
+//! ```text
+//! scan      each distinct chunk is looked at once: what it resembles
+//! arrange   the chunks are put into segments as `optimize` does it (see the engine's `optimize/`)
+//! measure   the chunks of some segments are read again, and compressed together
+//! ```
+//!
+//! All segments are measured, or as many of them, chosen at random, as `--measure` allows. What
+//! `optimize` saves beyond that is left out: stronger codecs, and differences between segments. So
+//! the figure is an upper bound, but for the changes of a moment.
+//!
+//! How much a segment is compressed varies, so the ratio of those measured stands for the others,
+//! with the error of a ratio of two sums over a random sample of clusters.
+//!
+//! Source: Cochran, "Sampling Techniques", 1977, chapter 6.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use hardpack_engine::FileId;
+use hardpack_engine::codec::{Compression, Encoded, Policy, is_database, with_codec};
+use hardpack_engine::pool::{Forecast, ForecastPiece, Pool};
+
+use super::figures::{self, Estimate};
+use super::reading::mix;
+use super::walk::Named;
+use crate::args::EstimateArgs;
+use crate::commands::put::readers::open;
+use crate::failure::{Code, Reason};
+use crate::signals;
+use crate::snapshot::read_full;
+
+/// The length of segments, the default of `optimize`.
+pub const SEGMENT_LEN: u32 = 4 << 20;
+/// Fast enough for an estimate; it takes a tenth more than zstd-19, the default of `optimize`.
+pub const COMPRESSION: Compression = Compression::Zstd(9);
+/// So many segments are measured at least, whatever `--measure` says: fewer tell nothing of others.
+const MEASURED_MIN: usize = 8;
+
+/// Where the bytes of a file are.
+pub enum Source {
+    Path(PathBuf),
+    /// In the pool that the user named at this place.
+    InPool(usize, FileId),
+}
+
+/// What a window has to know of its file.
+pub struct Origin {
+    pub number: u64,
+    pub path: Vec<u8>,
+}
+
+/// Whether `optimize` leaves a file that begins like this alone.
+pub fn is_left_alone(front: &[u8]) -> bool {
+    is_database(front)
+}
+
+/// What is collected while everything is read.
+#[derive(Default)]
+pub struct Segments {
+    forecast: Mutex<Forecast>,
+    sources: Mutex<HashMap<u64, Source>>,
+}
+
+/// What the segments would take.
+pub struct InSegments {
+    /// Bytes stored, in whole sectors.
+    pub stored: Estimate,
+    pub count: usize,
+    pub measured: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Segments {
+    /// Takes note of where the bytes of a file are.
+    pub fn note(&self, number: u64, source: Source) {
+        lock(&self.sources).insert(number, source);
+    }
+
+    /// Takes a chunk of a file, and the front of the hash of its content.
+    pub fn add(&self, origin: &Origin, start: u64, hash: u64, bytes: &[u8]) {
+        if lock(&self.forecast).is_wanted(hash, bytes.len()) {
+            let piece = ForecastPiece::new(origin.number, &origin.path, start, bytes);
+            lock(&self.forecast).add(piece);
+        }
+    }
+
+    /// Measures the segments. Returns nothing if there are none.
+    pub fn measure(
+        self,
+        args: &EstimateArgs,
+        named: &[Named],
+        threads: usize,
+    ) -> Result<Option<InSegments>, Reason> {
+        let forecast = self.forecast.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let sources = self.sources.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let left_len = forecast.left_len();
+        let segments = forecast.segments(SEGMENT_LEN);
+        let lens: Vec<u64> = segments.iter().map(|pieces| len_of(pieces)).collect();
+        let chosen = choose(&lens, args);
+        let readers = Readers::new(named, sources)?;
+        let policy = Policy { sector: 1 << args.ashift, min_savings: 0, embed_limit: 0 };
+        let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let work = || -> Result<(), Reason> {
+            while let Some(index) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                signals::check()?;
+                if let Some(stored) = readers.stored_len(&segments[*index], &policy)? {
+                    lock(&found).push((*index, lens[*index] as f64, stored as f64));
+                }
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work);
+            let threads: Vec<_> = (1..threads).filter_map(|it| spawn(it).ok()).collect();
+            let done = work();
+            let joined = threads.into_iter().map(|thread| {
+                let gone = || hardpack_engine::Error::Internal("a thread panicked".into()).into();
+                thread.join().unwrap_or_else(|_| Err(gone()))
+            });
+            joined.fold(done, Result::and)
+        })?;
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Sums of fractions depend on the order.
+        found.sort_by_key(|(index, ..)| *index);
+        let found: Vec<(f64, f64)> = found.into_iter().map(|(_, len, it)| (len, it)).collect();
+        let len = (lens.iter().sum::<u64>() + left_len) as f64;
+        let is_all = found.len() == segments.len() && left_len == 0;
+        Ok((!found.is_empty()).then(|| InSegments {
+            stored: figures::ratio_of_clusters(&found, len, is_all),
+            count: segments.len(),
+            measured: found.len(),
+        }))
+    }
+}
+
+fn len_of(pieces: &[ForecastPiece]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.len)).sum()
+}
+
+/// Chooses the segments to measure, each with the same probability.
+fn choose(lens: &[u64], args: &EstimateArgs) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    if lens.iter().sum::<u64>() <= args.measure {
+        return order;
+    }
+    order.sort_by_key(|index| mix(args.seed ^ mix(*index as u64)));
+    let mut left = args.measure;
+    let mut count = 0;
+    for index in &order {
+        if lens[*index] > left {
+            break;
+        }
+        left -= lens[*index];
+        count += 1;
+    }
+    order.truncate(count.max(MEASURED_MIN));
+    order
+}
+
+/// Reads files again.
+struct Readers {
+    sources: HashMap<u64, Source>,
+    /// By their places among what the user named.
+    pools: HashMap<usize, Pool>,
+}
+
+impl Readers {
+    fn new(named: &[Named], sources: HashMap<u64, Source>) -> Result<Readers, Reason> {
+        let mut pools = HashMap::new();
+        for (index, one) in named.iter().enumerate() {
+            if let Named::InPool(address) = one {
+                pools.insert(index, address.open(None)?.pool);
+            }
+        }
+        Ok(Readers { sources, pools })
+    }
+
+    /// Returns how long the pieces of a segment become together, in whole sectors; nothing if some
+    /// of them cannot be read any more.
+    fn stored_len(&self, pieces: &[ForecastPiece], policy: &Policy) -> Result<Option<u64>, Reason> {
+        let mut bytes = Vec::with_capacity(len_of(pieces) as usize);
+        for piece in pieces {
+            let start = bytes.len();
+            bytes.resize(start + piece.len as usize, 0);
+            if !self.read(piece, &mut bytes[start..]).unwrap_or(false) {
+                return Ok(None);
+            }
+        }
+        let mut output = Vec::new();
+        let encoded = with_codec(|codec| codec.encode(COMPRESSION, &bytes, policy, &mut output));
+        let encoded = encoded.map_err(|error| Reason::new(Code::Cannot, error.to_string()))?;
+        let len = match encoded {
+            Encoded::Raw => bytes.len(),
+            _ => output.len(),
+        };
+        Ok(Some(len.next_multiple_of(policy.sector) as u64))
+    }
+
+    /// Reads a piece. Returns whether all of it is still there.
+    fn read(&self, piece: &ForecastPiece, bytes: &mut [u8]) -> Result<bool, Reason> {
+        let n = match self.sources.get(&piece.file) {
+            Some(Source::Path(path)) => {
+                let file: File = open(path)?;
+                read_full(&file, bytes, piece.start)?
+            }
+            Some(Source::InPool(index, file)) => {
+                let Some(pool) = self.pools.get(index) else { return Ok(false) };
+                pool.file(*file)?.read_at(bytes, piece.start)?
+            }
+            None => 0,
+        };
+        Ok(n == bytes.len())
+    }
+}
