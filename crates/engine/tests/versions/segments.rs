@@ -413,6 +413,52 @@ fn snapshots_keep_their_bases() {
     }
 }
 
+/// A snapshot has only what differs from second bases, and no record of a base.
+#[test]
+fn second_bases_come_back_with_what_differs_from_them() {
+    for batch_len in [0, 1, 1 << 20] {
+        let (mut files, short) = (branches(), families()[1].1);
+        files.extend((12..18).map(|n| (format!("v{n}").into_bytes(), of_branch(n))));
+        let (device, pool) = pool_of(&files, RECORDS);
+        optimize(&pool, short);
+        let bases = pool.store().bases_in(&pool.state()).unwrap();
+        let mut count = 0;
+        for (path, bytes) in &mut files {
+            let file = file_at(&pool, path);
+            for (start, pointer) in (0..).step_by(64 << 10).zip(pointers_at(&pool, path)) {
+                let base = bases.get(&pointer.dictionary);
+                if base.is_some_and(|base| base.is_second_base()) {
+                    count += 1;
+                    continue;
+                }
+                let end = bytes.len().min(start + (64 << 10));
+                bytes[start..end].fill(0);
+                file.write_at(&bytes[start..end], start as u64).unwrap();
+            }
+            file.commit(Durability::Durable).unwrap();
+        }
+        assert!(count > 0);
+        pool.remove_unused_dictionaries(Patience::None).unwrap();
+        compact(&pool);
+        pool.create_snapshot(ROOT, b"now", 0).unwrap();
+        for (path, _) in &files {
+            pool.remove_at(path, 0).unwrap();
+        }
+        pool.remove_unused_dictionaries(Patience::None).unwrap();
+        assert_eq!(second_bases(&pool), 0);
+        compact(&pool);
+        let (stream, (_, target)) = (stream_of(&pool, b"now", None), empty_pool(&[]));
+        let options = ReceiveOptions { batch_len, ..ReceiveOptions::default() };
+        target.receive(ROOT, b"copy", &mut &stream[..], &options, &mut |_| {}).unwrap();
+        assert_holds(&target, &below_copy(&files));
+        pool.rollback(ROOT, b"now").unwrap();
+        for pool in [&pool, &target, &reopened(&device)] {
+            assert!(second_bases(pool) > 0);
+        }
+        assert_holds(&reopened(&device), &files);
+    }
+}
+
 #[test]
 fn a_stream_carries_each_base_once() {
     for (files, short) in families() {

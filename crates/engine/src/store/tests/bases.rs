@@ -152,11 +152,12 @@ fn a_second_base_that_was_never_committed_decodes_nothing() {
         let extent = put_raw(txn, &first);
         let first_entry = entry(txn, extent);
         let one = txn.enter_base(&first_entry).unwrap();
-        let second = first[5_000..].to_vec();
+        let second = [&first[5_000..], &first[..5_000]].concat();
         let extent = put_after(txn, &first, &second, one);
         let second_entry = entry(txn, extent);
         let two = txn.enter_base(&second_entry).unwrap();
-        let bytes = second[..10_000].to_vec();
+        // Part of it is as it is here only in the second base.
+        let bytes = second[10_000..].to_vec();
         let pointer = put_after(txn, &[first, second].concat(), &bytes, two);
         add(txn, 0, &pointer).unwrap();
         assert!(txn.read(&pointer).unwrap().as_slice() == bytes);
