@@ -18,6 +18,7 @@ use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
     Again, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SegmentGoal, SendPlan,
 };
+use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::superblock::{FEATURE_DIFFERENCES, FEATURE_SECOND_BASES};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
@@ -411,6 +412,37 @@ fn snapshots_keep_their_bases() {
         compact(&pool);
         assert_holds(&reopened(&device), &files);
     }
+}
+
+/// Half of a second base is no longer in use, but it stays while something differs from it: to put
+/// the rest into another segment would gain nothing.
+#[test]
+fn a_second_base_of_which_little_is_used_is_left_alone() {
+    let [_, (mut files, short)] = families();
+    let (device, pool) = pool_of(&files, RECORDS);
+    optimize(&pool, short);
+    let bases = pool.store().bases_in(&pool.state()).unwrap();
+    let is_second = |pointer: &Pointer| {
+        let mut seconds = bases.values().filter(|base| base.is_second_base());
+        seconds.any(|base| base.extent_key() == pointer.extent_key())
+    };
+    let mut left = HashSet::new();
+    for (number, (path, bytes)) in files.iter_mut().enumerate() {
+        for (start, pointer) in (0..).step_by(64 << 10).zip(pointers_at(&pool, path)) {
+            if is_second(&pointer) && !left.insert(pointer.extent_key()) {
+                let end = bytes.len().min(start + (64 << 10));
+                bytes[start..end].copy_from_slice(&Rng(number as u64).noise(end - start));
+                let file = file_at(&pool, path);
+                file.write_at(&bytes[start..end], start as u64).unwrap();
+                file.commit(Durability::Durable).unwrap();
+            }
+        }
+    }
+    let before: Vec<Pointer> = pointers(&pool).into_iter().filter(is_second).collect();
+    assert!(!before.is_empty() && before.len() == left.len(), "half of each is left");
+    optimize(&pool, SegmentGoal { again: Again::No, ..short });
+    assert_eq!(pointers(&pool).into_iter().filter(is_second).count(), before.len());
+    assert_holds(&reopened(&device), &files);
 }
 
 /// A snapshot has only what differs from second bases, and no record of a base.
