@@ -67,7 +67,7 @@ pub struct EstimateArgs {
     /// Choose the pieces of --sample by this number; the same number chooses the same ones
     #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,
-    /// The memory for the tables of blocks, 1M or more
+    /// The memory for the tables of blocks, and as much again for segments, 1M or more
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     pub memory: u64,
     /// The length of distinct blocks to compress, for each kind of block and for segments, 1M or

@@ -185,7 +185,8 @@ fn count(
     };
     let policy = Policy { sector: 1 << args.ashift, ..Policy::default() };
     let compressions = args.compression.clone();
-    let scan = Scan::new(Counting { compressions, policy, limits, is_sample });
+    let memory = args.memory;
+    let scan = Scan::new(Counting { compressions, policy, limits, memory, is_sample });
     let (windows, queue) = sync_channel(2 * threads);
     // Each thread owns a part of the queue: if all of them end early, sending fails.
     let queue = Arc::new(Mutex::new(queue));

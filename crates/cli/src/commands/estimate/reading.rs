@@ -13,7 +13,7 @@ use hardpack_engine::FileId;
 use rustix::fs::SeekFrom;
 
 use super::scan::{Feed, Scan, WINDOW_LEN, Window};
-use super::segments::{Origin, Source};
+use super::segments::Origin;
 use super::walk::{Account, Walk};
 use crate::address::{Address, Opened};
 use crate::commands::put::readers::open;
@@ -93,9 +93,9 @@ impl Reading<'_> {
             let read = |bytes: &mut [u8], offset| Ok(read_full(&file, bytes, offset)?);
             return self.some(number, len, &read);
         }
-        let path_bytes = path.as_os_str().as_bytes().to_vec();
-        let mut feed = Feed::whole(self.scan, self.windows, Origin { number, path: path_bytes });
-        self.scan.note(number, Source::Path(path.into()));
+        let path = path.as_os_str().as_bytes().to_vec();
+        let origin = Origin { number, path, in_pool: None };
+        let mut feed = Feed::whole(self.scan, self.windows, origin);
         let mut offset = 0;
         let done = self.whole(&file, len, &mut feed, &mut offset);
         self.end(feed, offset, done)
@@ -177,8 +177,8 @@ impl Reading<'_> {
             let file = opened.pool.file(id)?;
             return self.some(number, len, &|bytes, offset| Ok(file.read_at(bytes, offset)?));
         }
-        let mut feed = Feed::whole(self.scan, self.windows, Origin { number, path: path.to_vec() });
-        self.scan.note(number, Source::InPool(index, id));
+        let origin = Origin { number, path: path.to_vec(), in_pool: Some((index, id)) };
+        let mut feed = Feed::whole(self.scan, self.windows, origin);
         // An estimate should keep no writer waiting: it rather fails.
         let (mut is_begun, mut read) = (contents::once(), 0);
         let done =

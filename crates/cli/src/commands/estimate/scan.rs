@@ -19,7 +19,7 @@ use hardpack_engine::codec::{
 };
 
 use super::blocks::{self, BLOCK_LEN_MAX, Block, CHUNKS_COUNT, COUNT, FIXED_COUNT};
-use super::segments::{self, Origin, Segments, Source};
+use super::segments::{self, Origin, Segments};
 use super::table::{Limits, Table};
 use crate::failure::{Code, Reason};
 use crate::signals;
@@ -55,6 +55,8 @@ pub struct Counting {
     pub compressions: Vec<Compression>,
     pub policy: Policy,
     pub limits: Limits,
+    /// For the chunks that may be put into segments, in bytes.
+    pub memory: u64,
     /// Whether only ranges of files are read: chunks are not cut then, as those at both ends of a
     /// range would not be those of the file.
     pub is_sample: bool,
@@ -89,19 +91,12 @@ impl Scan {
         let (limits, is_sample) = (counting.limits, counting.is_sample);
         let tables = std::array::from_fn(|_| Mutex::new(Table::new(limits, columns, is_sample)));
         Scan {
+            segments: Segments::new(counting.memory),
             counting,
             tables,
-            segments: Segments::default(),
             left_alone: AtomicU64::new(0),
             spare: Mutex::default(),
             failed: Mutex::default(),
-        }
-    }
-
-    /// Takes note of where the bytes of a file are, in case some of them are needed again.
-    pub fn note(&self, number: u64, source: Source) {
-        if self.has_chunks() {
-            self.segments.note(number, source);
         }
     }
 

@@ -16,7 +16,9 @@
 //! Source: Cochran, "Sampling Techniques", 1977, chapter 6.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -42,17 +44,21 @@ pub const COMPRESSION: Compression = Compression::Zstd(9);
 /// So many segments are measured at least, whatever `--measure` says: fewer tell nothing of others.
 const MEASURED_MIN: usize = 8;
 
-/// Where the bytes of a file are.
-pub enum Source {
-    Path(PathBuf),
-    /// In the pool that the user named at this place.
-    InPool(usize, FileId),
-}
+/// The memory for each chunk, in bytes: what it resembles, where it is, and its place among others.
+const CHUNK_MEMORY: u64 = 400;
 
 /// What a window has to know of its file.
 pub struct Origin {
     pub number: u64,
     pub path: Vec<u8>,
+    /// Its number in the pool that the user named at this place, if it is in one.
+    pub in_pool: Option<(usize, FileId)>,
+}
+
+/// Where the bytes of a file are.
+enum Source {
+    Path(PathBuf),
+    InPool(usize, FileId),
 }
 
 /// Whether `optimize` leaves a file that begins like this alone.
@@ -61,9 +67,9 @@ pub fn is_left_alone(front: &[u8]) -> bool {
 }
 
 /// What is collected while everything is read.
-#[derive(Default)]
 pub struct Segments {
     forecast: Mutex<Forecast>,
+    /// The files that chunks are of, by their numbers.
     sources: Mutex<HashMap<u64, Source>>,
 }
 
@@ -80,9 +86,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Segments {
-    /// Takes note of where the bytes of a file are.
-    pub fn note(&self, number: u64, source: Source) {
-        lock(&self.sources).insert(number, source);
+    /// Begins with nothing. At most this much memory is for chunks.
+    pub fn new(memory: u64) -> Segments {
+        let forecast = Mutex::new(Forecast::new((memory / CHUNK_MEMORY) as usize));
+        Segments { forecast, sources: Mutex::default() }
     }
 
     /// Takes a chunk of a file, and the front of the hash of its content.
@@ -90,6 +97,10 @@ impl Segments {
         if lock(&self.forecast).is_wanted(hash, bytes.len()) {
             let piece = ForecastPiece::new(origin.number, &origin.path, start, bytes);
             lock(&self.forecast).add(piece);
+            lock(&self.sources).entry(origin.number).or_insert_with(|| match origin.in_pool {
+                Some((named, file)) => Source::InPool(named, file),
+                None => Source::Path(PathBuf::from(OsStr::from_bytes(&origin.path))),
+            });
         }
     }
 

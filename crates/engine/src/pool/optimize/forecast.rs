@@ -33,10 +33,11 @@ impl ForecastPiece {
     }
 }
 
-/// The pieces met so far, as many as one pass of an optimisation has, in up to two hundred bytes
-/// each.
-#[derive(Debug, Default)]
+/// The pieces met so far, at most as many as one pass of an optimisation has. Each takes up to 400
+/// bytes by the time that they are arranged.
+#[derive(Debug)]
 pub struct Forecast {
+    count_max: usize,
     known: HashSet<u64>,
     pieces: Vec<ForecastPiece>,
     /// The length of those that came later.
@@ -44,10 +45,16 @@ pub struct Forecast {
 }
 
 impl Forecast {
+    /// Begins with no pieces. At most `count_max` are kept.
+    pub fn new(count_max: usize) -> Forecast {
+        let count_max = count_max.min(PIECE_COUNT_MAX);
+        Forecast { count_max, known: HashSet::new(), pieces: Vec::new(), left_len: 0 }
+    }
+
     /// Whether a piece is to be added, whose content has a hash that begins like this. The same
     /// content is wanted once.
     pub fn is_wanted(&mut self, hash: u64, len: usize) -> bool {
-        if self.known.len() >= PIECE_COUNT_MAX {
+        if self.known.len() >= self.count_max {
             self.left_len += if self.known.contains(&hash) { 0 } else { len as u64 };
             return false;
         }
