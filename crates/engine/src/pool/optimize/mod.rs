@@ -7,7 +7,8 @@
 //! ```text
 //! count     how much of each segment is still in use (`made.rs`)
 //! survey    read every record: which are equal, and which resemble each other
-//! arrange   fill each segment with what resembles what is in it (`arrange.rs`)
+//! arrange   fill each segment with what resembles what is in it (`arrange.rs`; `forecast.rs` for
+//!           data that is in no pool)
 //! plan      which segments are stored as differences from which (`bases.rs`)
 //! store     read again, compress on all cores; in a transaction for each segment, exchange the
 //!           pointers of all records that nobody changed in the meantime
