@@ -39,7 +39,7 @@ use crate::snapshot::read_full;
 
 /// The length of segments, the default of `optimize`.
 pub const SEGMENT_LEN: u32 = 4 << 20;
-/// Fast enough for an estimate; it takes about a fifth more than zstd-19, the default of `optimize`.
+/// Fast enough for an estimate; takes about a fifth more than zstd-19, the default of `optimize`.
 pub const COMPRESSION: Compression = Compression::Zstd(9);
 /// So many segments are measured at least, whatever `--measure` says: fewer tell nothing of others.
 const MEASURED_MIN: usize = 8;
