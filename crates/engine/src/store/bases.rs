@@ -42,14 +42,13 @@ impl Store {
         let (base, first) = self.entries_in(state, number)?;
         let base = whole(base);
         let Some(first) = first else { return self.read_of(state, &base) };
-        let mut text = self.read_of(state, &whole(first))?.as_slice().to_vec();
+        let first = self.read_of(state, &whole(first))?;
         // What needs an uncommitted number does not stay in the cache (see `dictionaries.rs`).
         let second = match self.is_new_number(base.dictionary) {
             true => self.read_uncached_of(state, &base)?,
             false => self.read_of(state, &base)?,
         };
-        text.extend_from_slice(second.as_slice());
-        Ok(ExtentBytes::whole(Arc::new(text)))
+        Ok(ExtentBytes::whole(Arc::new([first.as_slice(), second.as_slice()].concat())))
     }
 
     /// Returns the filtered forms of a base in a state, by default the newest.

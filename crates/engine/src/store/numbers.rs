@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
-use super::dictionaries::parse_dictionary;
 use super::format::checksum::{self, ChecksumKind};
 use super::format::pointer::{ExtentKey, Place, Pointer};
 use super::format::trees::TreeId;
@@ -68,12 +67,8 @@ impl Txn {
     }
 
     fn all_numbers(&mut self) -> Result<Numbers> {
-        let mut numbers = Numbers::new();
-        for (key, value) in self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)? {
-            let (number, entry) = parse_dictionary(&key, &value)?;
-            numbers.extend(entry.extent_key().map(|key| (key.checksum, number)));
-        }
-        Ok(numbers)
+        let numbered = self.numbered()?.into_iter();
+        Ok(numbered.filter_map(|(number, it)| Some((it.extent_key()?.checksum, number))).collect())
     }
 
     /// Notes the number that a dictionary or base gets.

@@ -110,18 +110,7 @@ pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
             // Without deduplication, chunks only cost.
             let is_cut = matches!(row.cut, Cut::Chunks(_));
             [false, true].into_iter().filter(move |dedup| *dedup || !is_cut).map(move |dedup| {
-                let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN * f64::from(dedup);
-                let (compression, total) = (*compression, total(row, column, dedup));
-                let plain_total = plain_total(column);
-                Advice {
-                    row,
-                    compression,
-                    dedup,
-                    total,
-                    index_len,
-                    plain_total,
-                    after_optimize: None,
-                }
+                Advice::new(row, (column, *compression), dedup, plain_total(column))
             })
         })
     });
@@ -137,13 +126,13 @@ pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
 
 /// Returns the settings with which files are put into segments, if that saves enough.
 fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<'r>> {
-    let stored = report.in_segments.as_ref()?.stored;
+    let found = report.in_segments.as_ref()?;
     let rows = report.rows.iter();
     let row = rows.rev().find(|row| matches!(row.cut, Cut::Chunks(_)))?;
     let files = report.counts.files as f64 * PACKED_FILE_LEN;
-    let after_optimize = stored.high + row.figures.count.value * PACKED_POINTER_LEN + files;
+    let after_optimize = found.stored.high + row.figures.count.value * PACKED_POINTER_LEN + files;
     let pays = after_optimize < best.total * (1.0 - SEGMENTS_GAIN_MIN)
-        && report.left_alone as f64 <= report.counts.bytes as f64 * LEFT_ALONE_MAX;
+        && found.left_alone as f64 <= report.counts.bytes as f64 * LEFT_ALONE_MAX;
     if !pays {
         return None;
     }
@@ -153,12 +142,22 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
         return Some(Advice { after_optimize, ..best });
     }
     let column = report.args.compression.iter().position(|one| *one == best.compression)?;
-    let (total, dedup) = (total(row, column, true), true);
-    let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN;
-    Some(Advice { row, dedup, total, index_len, after_optimize, ..best })
+    let cut = Advice::new(row, (column, best.compression), true, best.plain_total);
+    Some(Advice { after_optimize, ..cut })
 }
 
-impl Advice<'_> {
+impl<'r> Advice<'r> {
+    fn new(
+        row: &'r Row,
+        (column, compression): (usize, Compression),
+        dedup: bool,
+        plain_total: f64,
+    ) -> Advice<'r> {
+        let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN * f64::from(dedup);
+        let total = total(row, column, dedup);
+        Advice { row, compression, dedup, total, index_len, plain_total, after_optimize: None }
+    }
+
     /// The properties that differ from the defaults.
     fn settings(&self) -> Vec<(&'static str, String)> {
         let mut settings = Vec::new();

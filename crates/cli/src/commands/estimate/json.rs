@@ -95,7 +95,7 @@ pub fn of(report: &Report<'_>) -> Value {
             "segment_bytes": segments::SEGMENT_LEN,
             "segments": found.count,
             "measured_segments": found.measured,
-            "left_alone_bytes": report.left_alone,
+            "left_alone_bytes": found.left_alone,
         })
     });
     json!({

@@ -37,8 +37,8 @@ use hardpack_engine::codec::Policy;
 use self::blocks::{COUNT, Cut, FIXED_COUNT, KINDS};
 use self::figures::{Figures, Part};
 use self::reading::{Choice, Reading};
-use self::scan::{Counted, Counting, Scan};
-use self::segments::InSegments;
+use self::scan::{Counting, Scan};
+use self::segments::{InSegments, Segments};
 use self::table::{Limits, Table};
 use self::walk::{Account, Counts, Named, Walk};
 use crate::args::{EstimateArgs, Sample};
@@ -70,8 +70,6 @@ struct Report<'a> {
     rows: Vec<Row>,
     /// What `optimize` would make of it, unless it is a sample.
     in_segments: Option<InSegments>,
-    /// Bytes of files that `optimize` leaves alone.
-    left_alone: u64,
     seconds: f64,
 }
 
@@ -105,7 +103,7 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     }
     let choice = Choice { seed: args.seed, share: share_to_read(args, &named)? };
     let account = Account::new(args.work.quiet);
-    let Counted { tables, segments, left_alone } = count(args, &named, choice, &account)?;
+    let (tables, segments) = count(args, &named, choice, &account)?;
     let in_segments =
         segments.measure(args, &named, threads_of(args)).cannot("estimate", shown(&named))?;
     let mut counts = account.into_counts();
@@ -114,7 +112,7 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     let rows = rows(args, &tables, part);
     let seconds = began.elapsed().as_secs_f64();
     let named = &named;
-    let report = Report { args, named, counts, part, rows, in_segments, left_alone, seconds };
+    let report = Report { args, named, counts, part, rows, in_segments, seconds };
     show(&report).cannot("report on", "the estimate")?;
     if let Some(path) = &args.chart {
         chart::write(&report, path).cannot("create", text::path(path))?;
@@ -175,7 +173,7 @@ fn count(
     named: &[Named],
     choice: Choice,
     account: &Account,
-) -> Result<Counted, Failure> {
+) -> Result<(Vec<Table>, Segments), Failure> {
     let threads = threads_of(args);
     let is_sample = choice.share.is_some();
     let per_block = table::bytes_per_block(args.compression.len(), is_sample);

@@ -116,8 +116,8 @@ pub fn chosen<'r>(report: &'r Report<'_>) -> Option<(&'r Row, usize)> {
 pub fn in_segments(report: &Report<'_>) -> Option<String> {
     let found = report.in_segments.as_ref()?;
     let exact = report.args.exact;
-    let what = bytes(report.counts.bytes.saturating_sub(report.left_alone), exact);
-    let databases = match report.left_alone {
+    let what = bytes(report.counts.bytes.saturating_sub(found.left_alone), exact);
+    let databases = match found.left_alone {
         0 => String::new(),
         len => format!("; {} in databases are left alone", bytes(len, exact)),
     };

@@ -10,16 +10,15 @@
 //! What a table holds in the end does not depend on the order in which windows arrive.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::codec::{
-    Codec, CodecError, Compression, Encoded, Policy, is_all_zero, with_codec,
+    Codec, CodecError, Compression, Encoded, Policy, is_all_zero, is_database, with_codec,
 };
 
 use super::blocks::{self, BLOCK_LEN_MAX, Block, CHUNKS_COUNT, COUNT, FIXED_COUNT};
-use super::segments::{self, Origin, Segments};
+use super::segments::{Origin, Segments};
 use super::table::{Limits, Table};
 use crate::failure::{Code, Reason};
 use crate::signals;
@@ -67,22 +66,16 @@ pub struct Scan {
     counting: Counting,
     tables: [Mutex<Table>; COUNT],
     segments: Segments,
-    /// Bytes of files that `optimize` leaves alone.
-    left_alone: AtomicU64,
     spare: Mutex<Vec<Vec<u8>>>,
     failed: Mutex<Option<CodecError>>,
 }
 
-/// What was counted.
-pub struct Counted {
-    pub tables: Vec<Table>,
-    pub segments: Segments,
-    /// Bytes of files that `optimize` leaves alone.
-    pub left_alone: u64,
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn into_inner<T>(mutex: Mutex<T>) -> T {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Scan {
@@ -94,21 +87,17 @@ impl Scan {
             segments: Segments::new(counting.memory),
             counting,
             tables,
-            left_alone: AtomicU64::new(0),
             spare: Mutex::default(),
             failed: Mutex::default(),
         }
     }
 
-    /// Returns what was counted.
-    pub fn finish(self) -> Result<Counted, Reason> {
+    /// Returns the filled tables, and what segments would be made of.
+    pub fn finish(self) -> Result<(Vec<Table>, Segments), Reason> {
         if let Some(error) = lock(&self.failed).take() {
             return Err(Reason::new(Code::Cannot, error.to_string()));
         }
-        let table =
-            |table: Mutex<Table>| table.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let (segments, left_alone) = (self.segments, self.left_alone.into_inner());
-        Ok(Counted { tables: self.tables.into_iter().map(table).collect(), segments, left_alone })
+        Ok((self.tables.into_iter().map(into_inner).collect(), self.segments))
     }
 
     fn has_chunks(&self) -> bool {
@@ -327,13 +316,13 @@ impl<'s> Feed<'s> {
         let mut chunks: [Vec<Range<usize>>; CHUNKS_COUNT] = Default::default();
         if self.offset == 0 && self.start == 0 {
             self.is_cut = blocks::is_cut(&self.bytes);
-            if segments::is_left_alone(&self.bytes) {
+            // `optimize` leaves databases alone.
+            if is_database(&self.bytes) {
                 self.origin = None;
             }
         }
         if self.origin.is_none() {
-            let len = self.bytes.len() - self.start;
-            self.scan.left_alone.fetch_add(len as u64, Ordering::Relaxed);
+            self.scan.segments.leave_alone((self.bytes.len() - self.start) as u64);
         }
         if self.scan.has_chunks() {
             for (kind, (next, chunks)) in self.next.iter_mut().zip(&mut chunks).enumerate() {

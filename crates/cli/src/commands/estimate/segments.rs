@@ -17,19 +17,19 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hardpack_engine::FileId;
-use hardpack_engine::codec::{Compression, Encoded, Policy, is_database, with_codec};
+use hardpack_engine::codec::{Compression, Encoded, Policy, with_codec};
 use hardpack_engine::pool::{Forecast, ForecastPiece, Pool};
 
 use super::figures::{self, Estimate};
 use super::reading::mix;
+use super::scan::{into_inner, lock};
 use super::walk::Named;
 use crate::args::EstimateArgs;
 use crate::commands::put::readers::open;
@@ -55,22 +55,13 @@ pub struct Origin {
     pub in_pool: Option<(usize, FileId)>,
 }
 
-/// Where the bytes of a file are.
-enum Source {
-    Path(PathBuf),
-    InPool(usize, FileId),
-}
-
-/// Whether `optimize` leaves a file that begins like this alone.
-pub fn is_left_alone(front: &[u8]) -> bool {
-    is_database(front)
-}
-
 /// What is collected while everything is read.
 pub struct Segments {
     forecast: Mutex<Forecast>,
     /// The files that chunks are of, by their numbers.
-    sources: Mutex<HashMap<u64, Source>>,
+    origins: Mutex<HashMap<u64, Arc<Origin>>>,
+    /// Bytes of files that `optimize` leaves alone.
+    left_alone: AtomicU64,
 }
 
 /// What the segments would take.
@@ -79,29 +70,29 @@ pub struct InSegments {
     pub stored: Estimate,
     pub count: usize,
     pub measured: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Bytes of files that `optimize` leaves alone.
+    pub left_alone: u64,
 }
 
 impl Segments {
     /// Begins with nothing. At most this much memory is for chunks.
     pub fn new(memory: u64) -> Segments {
         let forecast = Mutex::new(Forecast::new((memory / CHUNK_MEMORY) as usize));
-        Segments { forecast, sources: Mutex::default() }
+        Segments { forecast, origins: Mutex::default(), left_alone: AtomicU64::new(0) }
     }
 
     /// Takes a chunk of a file, and the front of the hash of its content.
-    pub fn add(&self, origin: &Origin, start: u64, hash: u64, bytes: &[u8]) {
+    pub fn add(&self, origin: &Arc<Origin>, start: u64, hash: u64, bytes: &[u8]) {
         if lock(&self.forecast).is_wanted(hash, bytes.len()) {
             let piece = ForecastPiece::new(origin.number, &origin.path, start, bytes);
             lock(&self.forecast).add(piece);
-            lock(&self.sources).entry(origin.number).or_insert_with(|| match origin.in_pool {
-                Some((named, file)) => Source::InPool(named, file),
-                None => Source::Path(PathBuf::from(OsStr::from_bytes(&origin.path))),
-            });
+            lock(&self.origins).entry(origin.number).or_insert_with(|| Arc::clone(origin));
         }
+    }
+
+    /// Counts bytes of a file that `optimize` leaves alone.
+    pub fn leave_alone(&self, len: u64) {
+        self.left_alone.fetch_add(len, Ordering::Relaxed);
     }
 
     /// Measures the segments. Returns nothing if there are none.
@@ -111,13 +102,12 @@ impl Segments {
         named: &[Named],
         threads: usize,
     ) -> Result<Option<InSegments>, Reason> {
-        let forecast = self.forecast.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let sources = self.sources.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let forecast = into_inner(self.forecast);
         let left_len = forecast.left_len();
         let segments = forecast.segments(SEGMENT_LEN);
         let lens: Vec<u64> = segments.iter().map(|pieces| len_of(pieces)).collect();
         let chosen = choose(&lens, args);
-        let readers = Readers::new(named, sources)?;
+        let readers = Readers::new(named, into_inner(self.origins))?;
         let policy = Policy { sector: 1 << args.ashift, min_savings: 0, embed_limit: 0 };
         let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let work = || -> Result<(), Reason> {
@@ -139,7 +129,7 @@ impl Segments {
             });
             joined.fold(done, Result::and)
         })?;
-        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut found = into_inner(found);
         // Sums of fractions depend on the order.
         found.sort_by_key(|(index, ..)| *index);
         let found: Vec<(f64, f64)> = found.into_iter().map(|(_, len, it)| (len, it)).collect();
@@ -149,6 +139,7 @@ impl Segments {
             stored: figures::ratio_of_clusters(&found, len, is_all),
             count: segments.len(),
             measured: found.len(),
+            left_alone: self.left_alone.into_inner(),
         }))
     }
 }
@@ -179,20 +170,20 @@ fn choose(lens: &[u64], args: &EstimateArgs) -> Vec<usize> {
 
 /// Reads files again.
 struct Readers {
-    sources: HashMap<u64, Source>,
+    origins: HashMap<u64, Arc<Origin>>,
     /// By their places among what the user named.
     pools: HashMap<usize, Pool>,
 }
 
 impl Readers {
-    fn new(named: &[Named], sources: HashMap<u64, Source>) -> Result<Readers, Reason> {
+    fn new(named: &[Named], origins: HashMap<u64, Arc<Origin>>) -> Result<Readers, Reason> {
         let mut pools = HashMap::new();
         for (index, one) in named.iter().enumerate() {
             if let Named::InPool(address) = one {
                 pools.insert(index, address.open(None)?.pool);
             }
         }
-        Ok(Readers { sources, pools })
+        Ok(Readers { origins, pools })
     }
 
     /// Returns how long the pieces of a segment become together, in whole sectors; nothing if some
@@ -218,16 +209,16 @@ impl Readers {
 
     /// Reads a piece. Returns whether all of it is still there.
     fn read(&self, piece: &ForecastPiece, bytes: &mut [u8]) -> Result<bool, Reason> {
-        let n = match self.sources.get(&piece.file) {
-            Some(Source::Path(path)) => {
-                let file: File = open(path)?;
+        let Some(origin) = self.origins.get(&piece.file) else { return Ok(false) };
+        let n = match origin.in_pool {
+            None => {
+                let file = open(Path::new(OsStr::from_bytes(&origin.path)))?;
                 read_full(&file, bytes, piece.start)?
             }
-            Some(Source::InPool(index, file)) => {
-                let Some(pool) = self.pools.get(index) else { return Ok(false) };
-                pool.file(*file)?.read_at(bytes, piece.start)?
+            Some((index, file)) => {
+                let Some(pool) = self.pools.get(&index) else { return Ok(false) };
+                pool.file(file)?.read_at(bytes, piece.start)?
             }
-            None => 0,
         };
         Ok(n == bytes.len())
     }

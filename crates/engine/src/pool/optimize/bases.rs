@@ -213,15 +213,9 @@ impl Texts {
             Some(known) => known.first,
             None => firsts[second].first().map(|(first, _)| *first),
         };
-        let mut texts = Texts {
-            seconds: vec![Vec::new(); values.len()],
-            takers: vec![Vec::new(); values.len()],
-            is_second: (0..values.len()).map(is_known_second).collect(),
-            common: vec![0; values.len()],
-            firsts: Vec::new(),
-        };
+        let mut seconds: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
+        let mut takers: Vec<Vec<(usize, usize)>> = vec![Vec::new(); values.len()];
         for index in &free {
-            texts.common[*index] = firsts[*index].first().map_or(0, |(_, count)| *count);
             let may_be_second =
                 |it: usize| is_known_second(it) || !chosen.is_base(it) && first_of(it).is_some();
             let mut relatives: Vec<(usize, usize)> = chosen.relatives[*index].clone();
@@ -230,14 +224,15 @@ impl Texts {
             for (second, _) in relatives.into_iter().take(RELATIVE_COUNT_MAX) {
                 let first = first_of(second).map_or(&[][..], |first| &values[first]);
                 let common = in_either(&values[*index], &values[second], first);
-                texts.seconds[*index].push((second, common));
-                texts.takers[second].push((*index, common));
+                seconds[*index].push((second, common));
+                takers[second].push((*index, common));
             }
         }
-        texts.firsts = firsts;
-        (0..known.len()).filter(|it| is_known_second(*it)).for_each(|it| texts.take(it));
-        let may_be: Vec<usize> =
-            free.into_iter().filter(|it| !texts.firsts[*it].is_empty()).collect();
+        let may_be: Vec<usize> = free.into_iter().filter(|it| !firsts[*it].is_empty()).collect();
+        let common = firsts.iter().map(|of| most(of)).collect();
+        let is_second = vec![false; values.len()];
+        let mut texts = Texts { firsts, seconds, takers, is_second, common };
+        (0..known.len()).filter(|it| is_known_second(*it)).for_each(|it| texts.make_second(it));
         choose_greedily(&mut texts, &may_be, Texts::gain, Texts::make_second);
         texts
     }
@@ -248,18 +243,13 @@ impl Texts {
             true => 0,
             false => common.saturating_sub(self.common[*taker]),
         };
-        let own = self.firsts[index].first().map_or(0, |(_, common)| *common);
-        let lost = self.common[index].saturating_sub(own);
+        let lost = self.common[index].saturating_sub(most(&self.firsts[index]));
         self.takers[index].iter().map(more).sum::<usize>() as i64 - lost as i64
     }
 
     fn make_second(&mut self, index: usize) {
         self.is_second[index] = true;
-        self.take(index);
-    }
-
-    fn take(&mut self, second: usize) {
-        for (taker, common) in &self.takers[second] {
+        for (taker, common) in &self.takers[index] {
             self.common[*taker] = self.common[*taker].max(*common);
         }
     }
@@ -278,6 +268,11 @@ impl Texts {
         });
         of.collect()
     }
+}
+
+/// Returns what is in common with the first of some texts, the most alike.
+fn most(texts: &[(usize, usize)]) -> usize {
+    texts.first().map_or(0, |(_, common)| *common)
 }
 
 /// Returns how many values are in one or both of two other lists. All are in order.
