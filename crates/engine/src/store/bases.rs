@@ -161,10 +161,10 @@ impl Txn {
     pub fn find_base(
         &mut self,
         pointer: &Pointer,
-        fits: impl Fn(&Pointer) -> bool,
+        mut fits: impl FnMut(&mut Txn, &Pointer) -> Result<bool>,
     ) -> Result<Option<(u32, Pointer)>> {
         let Some(key) = pointer.extent_key() else { return Ok(None) };
-        self.find_number(key.checksum, |entry| entry.is_base() && fits(entry))
+        self.find_number(key.checksum, |txn, entry| Ok(entry.is_base() && fits(txn, entry)?))
     }
 
     /// Lets others be stored as differences from the extent of a pointer: a record, or a segment
@@ -180,7 +180,8 @@ impl Txn {
     /// Returns the number and the entry of the base at the extent of a pointer, which it becomes
     /// unless it is one.
     pub fn base_at(&mut self, pointer: &Pointer) -> Result<(u32, Pointer)> {
-        let found = self.find_base(pointer, |it| it.extent_key() == pointer.extent_key())?;
+        let is_there = |_: &mut Txn, it: &Pointer| Ok(it.extent_key() == pointer.extent_key());
+        let found = self.find_base(pointer, is_there)?;
         found.map_or_else(|| self.add_base(pointer), Ok)
     }
 

@@ -82,12 +82,14 @@ impl Txn {
     pub(super) fn find_number(
         &mut self,
         checksum: u64,
-        fits: impl Fn(&Pointer) -> bool,
+        mut fits: impl FnMut(&mut Txn, &Pointer) -> Result<bool>,
     ) -> Result<Option<(u32, Pointer)>> {
         let those = self.numbers()?.range((checksum, 0)..=(checksum, u32::MAX));
         let those: Vec<u32> = those.map(|(_, number)| *number).collect();
         for number in those {
-            if let Some(entry) = self.dictionary_entry(number)?.filter(&fits) {
+            if let Some(entry) = self.dictionary_entry(number)?
+                && fits(self, &entry)?
+            {
                 return Ok(Some((number, entry)));
             }
         }
@@ -97,9 +99,11 @@ impl Txn {
     /// Returns the number of a dictionary with these bytes, and this kind of checksum.
     pub fn find_dictionary(&mut self, bytes: &[u8], kind: ChecksumKind) -> Result<Option<u32>> {
         let sum = kind.sum(bytes);
-        let is_same = |entry: &Pointer| {
-            let Place::Extent { checksum_kind, checksum, .. } = entry.place else { return false };
-            !entry.is_base() && (checksum_kind, checksum) == (kind, sum)
+        let is_same = |_: &mut Txn, entry: &Pointer| {
+            let Place::Extent { checksum_kind, checksum, .. } = entry.place else {
+                return Ok(false);
+            };
+            Ok(!entry.is_base() && (checksum_kind, checksum) == (kind, sum))
         };
         let Some((number, _)) = self.find_number(checksum::front(&sum), is_same)? else {
             return Ok(None);

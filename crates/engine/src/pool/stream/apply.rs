@@ -225,13 +225,10 @@ impl Apply {
         if !is_verified {
             check_content(txn.store(), pointer, stored)?;
         }
-        // Each incremental stream brings what its differences need.
-        let is_same = |it: &Pointer| travelling(it) == *pointer && !found.is_damaged(it);
-        let known = match txn.find_base(pointer, is_same)? {
-            // Not all were searched for damage, such as those that a rollback brings back.
-            Some((_, entry)) if !is_readable(txn, &entry)? => None,
-            known => known,
-        };
+        // Each incremental stream brings what its differences need, and sound for damaged ones.
+        let is_same =
+            |txn: &mut Txn, it: &Pointer| Ok(travelling(it) == *pointer && is_readable(txn, it)?);
+        let known = txn.find_base(pointer, is_same)?;
         let here = match (known, found.record(txn, pointer)?) {
             (Some((here, _)), _) => here,
             (None, Some(record)) => txn.add_base(&record)?.0,

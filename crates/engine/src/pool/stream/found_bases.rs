@@ -5,7 +5,7 @@
 //! anywhere. The map is searched before the transaction that applies the stream, as it may take a
 //! while, and each place is looked at again within it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::body::{At, travelling};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::pool::Pool;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{file_extent_key, parse_file_extent};
 use crate::store::Txn;
-use crate::store::format::pointer::{ExtentKey, Pointer};
+use crate::store::format::pointer::Pointer;
 use crate::store::trees::TreeId;
 use crate::units::FileId;
 
@@ -25,8 +25,6 @@ const LOOK_COUNT: usize = 4096;
 pub(super) struct FoundBases {
     /// Where the same records lie, by the starts of their checksums.
     records: HashMap<u64, At>,
-    /// Bases that cannot be read: the stream brings sound ones.
-    damaged: HashSet<ExtentKey>,
 }
 
 /// The pointer of a base or record as the entry of a base is sent.
@@ -74,16 +72,14 @@ impl FoundBases {
     pub fn search(pool: &Pool, bases: &[Pointer]) -> Result<FoundBases> {
         let mut sought: HashMap<u64, Pointer> =
             bases.iter().filter_map(|base| Some((front(base)?, as_entry(base)))).collect();
-        let mut damaged = HashSet::new();
         if !sought.is_empty() {
             let known = pool.read(|source| source.store.bases_in(source.state))?;
             for known in known.into_values() {
                 let Some(key) = known.extent_key() else { continue };
-                if sought.get(&key.checksum) == Some(&as_entry(&known)) {
-                    match pool.read(|source| is_sound(source, &known))? {
-                        true => drop(sought.remove(&key.checksum)),
-                        false => drop(damaged.insert(key)),
-                    }
+                if sought.get(&key.checksum) == Some(&as_entry(&known))
+                    && pool.read(|source| is_sound(source, &known))?
+                {
+                    sought.remove(&key.checksum);
                 }
             }
         }
@@ -103,12 +99,7 @@ impl FoundBases {
             let Some(last) = last else { break };
             from = [last, vec![0]].concat();
         }
-        Ok(FoundBases { records, damaged })
-    }
-
-    /// Whether a base was found to be damaged.
-    pub fn is_damaged(&self, entry: &Pointer) -> bool {
-        entry.extent_key().is_some_and(|key| self.damaged.contains(&key))
+        Ok(FoundBases { records })
     }
 
     /// Returns the record that is the same as a base, if it still is there.

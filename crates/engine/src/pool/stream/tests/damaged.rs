@@ -60,9 +60,16 @@ fn a_complete_stream_brings_sound_bases() {
     let stream = stream_of(&source, b"one", None);
     for (dedup, which) in EACH.map(|which| ("off", which)).into_iter().chain([("on", EACH[0])]) {
         let pool = received_and_damaged(&source, dedup, which);
-        let options = ReceiveOptions::default();
-        pool.receive(ROOT, b"again", &mut &stream[..], &options, &mut |_| {}).unwrap();
-        assert_holds(&pool, "again", 0..9);
+        let bases = || pool.store().bases_in(&pool.state()).unwrap().len();
+        let mut counts = Vec::new();
+        for name in ["again", "once more"] {
+            let options = ReceiveOptions::default();
+            let stream = &mut &stream[..];
+            pool.receive(ROOT, name.as_bytes(), stream, &options, &mut |_| {}).unwrap();
+            assert_holds(&pool, name, 0..9);
+            counts.push(bases());
+        }
+        assert_eq!(counts[0], counts[1], "the sound ones that came are found beside the damaged");
     }
 }
 
