@@ -40,6 +40,11 @@ pub struct PutSummary {
 }
 
 impl PutSummary {
+    /// Whether there are files at the destination, stored now or before.
+    pub fn has_stored(&self) -> bool {
+        self.files + self.unchanged + self.described > 0
+    }
+
     /// Counts what an import stored, and reports and counts what it refused.
     pub fn note_imported(
         &mut self,

@@ -21,10 +21,16 @@ journal, which are not stored themselves. Unreadable files are reported, and the
 (exit code 3). An interrupted command leaves the pool consistent; repeated, it continues where it \
 stopped.
 
+With --optimize, near-copies and small files at the destination are put together once everything is \
+stored, those that were there before and are in no segment yet included: in segments of 1 MiB, with the \
+compression of the destination if that is zstd or lzma, otherwise zstd-3. That is quick, and what is \
+in the pool can be read meanwhile. 'hardpack optimize --again' makes it smaller still, whenever there is time.
+
 Examples:
   hardpack put photos archive.hpk            to archive.hpk/photos
   hardpack put photos/ archive.hpk/2026      the contents of photos, to archive.hpk/2026
   hardpack put --delete /etc/ backup.hpk/etc
+  hardpack put --optimize releases archive.hpk
   tar -c photos | hardpack put --tar - archive.hpk";
 
 const EXTRACT_HELP: &str = "\
@@ -77,6 +83,10 @@ pub struct PutArgs {
     /// Only show what would be done
     #[arg(short = 'n', long, conflicts_with = "tar")]
     pub dry_run: bool,
+    /// Then put what is at the destination into segments, near-copies and small files together, as
+    /// 'hardpack optimize' does
+    #[arg(long, conflicts_with = "dry_run")]
+    pub optimize: bool,
     /// Store SQLite databases like any other file, and their logs and journals as files too
     #[arg(long)]
     pub raw: bool,

@@ -2,18 +2,21 @@
 //! database share records, then shortens the pool.
 //!
 //! Each segment is a commit of its own (see the engine's `pool/optimize/`), so an interrupted
-//! optimisation leaves a whole pool, and the same command goes on with the rest.
+//! optimisation leaves a whole pool, and the same command goes on with the rest. `put --optimize`
+//! does the same, quickly, with what it has stored.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack_engine::Error;
-use hardpack_engine::pool::{Optimisation, OptimizeReport, OptimizeStage, Pool, SegmentGoal};
-use serde_json::json;
+use hardpack_engine::pool::{
+    Optimisation, OptimizeReport, OptimizeStage, Pool, SegmentGoal, Settings,
+};
+use serde_json::{Value, json};
 
 use super::compact;
 use crate::address::Opened;
-use crate::args::OptimizeArgs;
+use crate::args::{OptimizeArgs, WorkArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
 use crate::progress::Progress;
@@ -24,47 +27,91 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What an interrupted optimisation leaves.
 const LEFT_BEHIND: &str = "the pool is whole; run the command again to go on with the rest";
 
-pub fn run(args: &OptimizeArgs) -> Result<ExitCode, Failure> {
-    signals::catch(LEFT_BEHIND);
-    let report = optimize(args).cannot("optimize", &args.pool)?;
-    Ok(ExitCode::from(if report.damaged.is_empty() { 0 } else { Code::Data as u8 }))
+/// The length of the segments that `put --optimize` makes, in bytes. Longer ones gain little with
+/// codecs that are fast, and are slower to read at random.
+const PUT_SEGMENT_LEN: u32 = 1 << 20;
+
+/// What is to be done, and how it is told.
+struct Asked<'a> {
+    goal: SegmentGoal,
+    keep_length: bool,
+    work: &'a WorkArgs,
 }
 
-fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
-    let began = Instant::now();
+/// What an optimisation has done.
+pub struct Done {
+    report: OptimizeReport,
+    /// How long the pool was, and is now, in bytes.
+    before: u64,
+    after: u64,
+    seconds: f64,
+}
+
+pub fn run(args: &OptimizeArgs) -> Result<ExitCode, Failure> {
+    signals::catch(LEFT_BEHIND);
+    let done = optimize(args).cannot("optimize", &args.pool)?;
+    Ok(ExitCode::from(if done.report.damaged.is_empty() { 0 } else { Code::Data as u8 }))
+}
+
+fn optimize(args: &OptimizeArgs) -> Result<Done, Reason> {
     let opened = args.pool.open_writable(args.work.threads)?;
-    let pool = &opened.pool;
-    let before = pool_len(pool);
     let goal = SegmentGoal {
         compression: args.compression,
         len: args.segment,
         again: args.again(),
         inflate: args.inflate,
     };
-    let mut optimisation = pool.optimize(opened.file_or_entry()?.file, goal)?;
-    let done = work(args, &opened, &mut optimisation);
+    let asked = Asked { goal, keep_length: args.keep_length, work: &args.work };
+    let done = work(&asked, &opened)?;
+    opened.pool.close()?;
+    if args.work.json {
+        let mut told = done.json();
+        told["pool"] = args.pool.given().to_string_lossy().into();
+        output::print_json(&told)?;
+    } else if !args.work.quiet {
+        report_on(args, &done)?;
+    }
+    Ok(done)
+}
+
+/// Puts what was just stored at an address into segments that are quickly made, compressed as the
+/// records there are, if that can be.
+pub fn after_put(opened: &Opened, args: &WorkArgs) -> Result<Done, Reason> {
+    let settings = opened.pool.settings(opened.file_or_entry()?.file)?;
+    let compression = match settings.compression {
+        compression if compression.uses_base() => compression,
+        _ => Settings::default().compression,
+    };
+    let goal = SegmentGoal { compression, len: PUT_SEGMENT_LEN, ..SegmentGoal::default() };
+    work(&Asked { goal, keep_length: false, work: args }, opened)
+}
+
+fn work(asked: &Asked<'_>, opened: &Opened) -> Result<Done, Reason> {
+    let began = Instant::now();
+    let pool = &opened.pool;
+    let before = pool_len(pool);
+    let mut optimisation = pool.optimize(opened.file_or_entry()?.file, asked.goal)?;
+    let done = take_steps(asked, opened, &mut optimisation);
     let report = optimisation.report().clone();
     let is_cut_off = done.as_ref().is_err_and(|reason| reason.code == Code::Cannot);
     let has_gained = has_gained(&report);
-    if is_cut_off && !args.keep_length && has_gained {
+    if is_cut_off && !asked.keep_length && has_gained {
         // The first segments make a pool longer. On a full disk, the next run needs that room.
-        let _ = shorten(args, pool);
+        let _ = shorten(asked, pool);
     }
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
-    let done = done.and_then(|()| match args.keep_length || !has_gained {
+    let done = done.and_then(|()| match asked.keep_length || !has_gained {
         true => Ok(()),
-        false => shorten(args, pool),
+        false => shorten(asked, pool),
     });
     done.map_err(|reason| match reason.hint {
         Some(_) => reason,
         None => reason.hint(LEFT_BEHIND),
     })?;
-    let after = pool_len(pool);
     report_damage(pool, &report);
-    pool.close()?;
-    report_on(args, &report, (before, after), began)?;
-    Ok(report)
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Done { report, before, after: pool_len(pool), seconds })
 }
 
 fn has_gained(report: &OptimizeReport) -> bool {
@@ -77,8 +124,8 @@ fn pool_len(pool: &Pool) -> u64 {
 }
 
 /// Takes steps until nothing is left to do.
-fn work(
-    args: &OptimizeArgs,
+fn take_steps(
+    asked: &Asked<'_>,
     opened: &Opened,
     optimisation: &mut Optimisation,
 ) -> Result<(), Reason> {
@@ -92,7 +139,7 @@ fn work(
                 let (stage, report) = (optimisation.stage(), optimisation.report());
                 if shown != Some(stage) {
                     progress.take().into_iter().for_each(Progress::finish);
-                    progress = is_more.then(|| bar(args, stage, report));
+                    progress = is_more.then(|| bar(asked, stage, report));
                     shown = Some(stage);
                 }
                 if let Some(progress) = &mut progress {
@@ -118,20 +165,20 @@ fn work(
     }
 }
 
-fn bar(args: &OptimizeArgs, stage: OptimizeStage, report: &OptimizeReport) -> Progress {
+fn bar(asked: &Asked<'_>, stage: OptimizeStage, report: &OptimizeReport) -> Progress {
     let (label, total) = match stage {
         OptimizeStage::Survey => ("looking for near-copies".into(), report.file_len),
         OptimizeStage::Versions => ("comparing databases".into(), report.database_len),
         OptimizeStage::Pack => ("packing names and pointers".into(), report.metadata_len),
-        _ => (format!("compressing with {}", args.compression), report.planned_len),
+        _ => (format!("compressing with {}", asked.goal.compression), report.planned_len),
     };
-    Progress::new(label, total, args.work.quiet)
+    Progress::new(label, total, asked.work.quiet)
 }
 
 /// Moves what is left at the end of the pool into the space that has become free.
-fn shorten(args: &OptimizeArgs, pool: &Pool) -> Result<(), Reason> {
+fn shorten(asked: &Asked<'_>, pool: &Pool) -> Result<(), Reason> {
     let total = pool.compact_estimate()?.move_bytes;
-    let mut progress = Progress::new("shortening the pool".into(), total, args.work.quiet);
+    let mut progress = Progress::new("shortening the pool".into(), total, asked.work.quiet);
     compact::work(&mut pool.compact(), &mut progress)?;
     progress.finish();
     Ok(())
@@ -149,18 +196,28 @@ fn report_damage(pool: &Pool, report: &OptimizeReport) {
     }
 }
 
-fn report_on(
-    args: &OptimizeArgs,
-    report: &OptimizeReport,
-    (before, after): (u64, u64),
-    began: Instant,
-) -> Result<(), Reason> {
-    let seconds = began.elapsed().as_secs_f64();
-    if args.work.json {
-        return output::print_json(&json!({
-            "pool": args.pool.given().to_string_lossy(),
-            "pool_before": before,
-            "pool_after": after,
+impl Done {
+    /// Whether anything has changed.
+    pub fn has_gained(&self) -> bool {
+        has_gained(&self.report)
+    }
+
+    /// Whether everything could be read.
+    pub fn is_sound(&self) -> bool {
+        self.report.damaged.is_empty()
+    }
+
+    /// What it has made of the pool, in a few words.
+    pub fn told(&self) -> String {
+        let (before, after) = (bytes(self.before, false), bytes(self.after, false));
+        format!("the pool was {before} long and is now {after}, in {:.1} s", self.seconds)
+    }
+
+    pub fn json(&self) -> Value {
+        let report = &self.report;
+        json!({
+            "pool_before": self.before,
+            "pool_after": self.after,
             "records": report.records,
             "segments": report.segments,
             "differences": report.differences,
@@ -180,12 +237,13 @@ fn report_on(
             "database_bytes": report.database_len,
             "overtaken": report.overtaken,
             "damaged": report.damaged.len(),
-            "seconds": (seconds * 1000.0).round() / 1000.0,
-        }));
+            "seconds": (self.seconds * 1000.0).round() / 1000.0,
+        })
     }
-    if args.work.quiet {
-        return Ok(());
-    }
+}
+
+fn report_on(args: &OptimizeArgs, done: &Done) -> Result<(), Reason> {
+    let report = &done.report;
     let became = |before: u64, after: u64| {
         format!("{} became {}", bytes(before, false), bytes(after, false))
     };
@@ -201,11 +259,9 @@ fn report_on(
     let text = match has_gained(report) {
         false => "nothing to gain".to_string(),
         true => format!(
-            "{records}; names and pointers: {}; the pool was {} long and is now {}, in \
-             {seconds:.1} s",
+            "{records}; names and pointers: {}; {}",
             became(report.metadata_before, report.metadata_after),
-            bytes(before, false),
-            bytes(after, false),
+            done.told(),
         ),
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
@@ -241,7 +297,10 @@ fn report_on(
         false => "held by snapshots, or in segments that files elsewhere share",
     };
     let in_segments = match args.again {
-        None => "in segments already; '--again=related' puts what is new to what it resembles",
+        None => {
+            "in segments already; '--again' makes all of them anew, '--again=related' those that \
+             resemble what is new"
+        }
         Some(_) => "in segments that little of what is new resembles",
     };
     let left = [

@@ -30,8 +30,9 @@ use self::delivery::Delivery;
 use self::readers::Readers;
 use self::walk::Putter;
 use super::names::{DIRECTORY_MODE, create_missing_pool, make_directories, new_attributes};
+use super::optimize;
 use super::properties::set_all;
-use crate::address::{Address, last_name};
+use crate::address::{Address, Opened, last_name};
 use crate::args::PutArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output;
@@ -55,7 +56,7 @@ pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
     if is_new && all_missing(args, sources) {
         let mut done = PutSummary::default();
         done.failed += sources.len() as u64;
-        report(args, &address, &done, began).cannot("report on", &address)?;
+        report(args, &address, &done, None, began).cannot("report on", &address)?;
         return Ok(ExitCode::from(Code::Cannot as u8));
     }
     if is_new && !args.dry_run {
@@ -69,33 +70,58 @@ pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
     // Those of a new pool are set already.
     let properties = if is_new { Vec::new() } else { args.properties.given() };
     let done = put_all(args, sources, &address, is_new, &properties);
-    let has_failed = done.as_ref().map_or(true, |done| done.failed > 0);
+    let has_failed = done.as_ref().map_or(true, |(done, _)| done.failed > 0);
     let is_gone = is_new && has_failed && !args.dry_run && remove_if_empty(&address.pool);
     let done = done.map_err(|failure| match is_gone {
         true => failure.leaving(signals::NOTHING),
         false => failure,
     })?;
-    report(args, &address, &done, began).cannot("report on", &address)?;
-    Ok(ExitCode::from(if done.failed > 0 { Code::Cannot as u8 } else { 0 }))
+    let (done, optimised) = done;
+    report(args, &address, &done, optimised.as_ref(), began).cannot("report on", &address)?;
+    let is_sound = optimised.is_none_or(|optimised| optimised.is_sound());
+    Ok(ExitCode::from(match done.failed {
+        0 if is_sound => 0,
+        0 => Code::Data as u8,
+        _ => Code::Cannot as u8,
+    }))
 }
 
+/// Stores the sources, and if that is asked for, puts what is at the address into segments.
 fn put_all(
     args: &PutArgs,
     sources: &[OsString],
     address: &Address,
     is_new: bool,
     properties: &[(Property, String)],
-) -> Result<PutSummary, Failure> {
+) -> Result<(PutSummary, Option<optimize::Done>), Failure> {
     if args.tar {
-        return tarball::put(args, sources, address);
+        let done = tarball::put(args, sources, address)?;
+        if !args.optimize {
+            return Ok((done, None));
+        }
+        let opened = address.open_writable(args.work.threads).cannot("open", address)?;
+        return optimised(args, address, opened, done);
     }
     if is_new && args.dry_run {
-        return put(args, sources, address, None, properties);
+        return Ok((put(args, sources, address, None, properties)?, None));
     }
     let opened = address.open_writable(args.work.threads).cannot("open", address)?;
     let done = put(args, sources, address, Some(&opened.pool), properties)?;
+    optimised(args, address, opened, done)
+}
+
+/// Puts what is at the address into segments, if that is asked for, and closes the pool.
+fn optimised(
+    args: &PutArgs,
+    address: &Address,
+    opened: Opened,
+    done: PutSummary,
+) -> Result<(PutSummary, Option<optimize::Done>), Failure> {
+    let is_asked = args.optimize && done.has_stored();
+    let optimised = is_asked.then(|| optimize::after_put(&opened, &args.work));
+    let optimised = optimised.transpose().cannot("optimize", address)?;
     opened.pool.close().cannot("close", address)?;
-    Ok(done)
+    Ok((done, optimised))
 }
 
 /// Refuses to create a pool for a path in it, unless its name says that it is to be one: a mistyped
@@ -269,11 +295,12 @@ fn report(
     args: &PutArgs,
     address: &Address,
     done: &PutSummary,
+    optimised: Option<&optimize::Done>,
     began: Instant,
 ) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
-        return output::print_json(&json!({
+        let mut told = json!({
             "pool": address.given().to_string_lossy(),
             "dry_run": args.dry_run,
             "files": done.files,
@@ -288,7 +315,11 @@ fn report(
             "left_out": done.left_out,
             "failed": done.failed,
             "seconds": (seconds * 1000.0).round() / 1000.0,
-        }));
+        });
+        if let Some(optimised) = optimised {
+            told["optimize"] = optimised.json();
+        }
+        return output::print_json(&told);
     }
     if args.work.quiet {
         return Ok(());
@@ -305,5 +336,12 @@ fn report(
     ];
     let verb = if args.dry_run { "would put " } else { "" };
     let told = told(done.files, done.bytes, &others);
-    output::print_line(format_args!("{address}: {verb}{told} in {seconds:.1} s"))
+    output::print_line(format_args!("{address}: {verb}{told} in {seconds:.1} s"))?;
+    match optimised {
+        None => Ok(()),
+        Some(optimised) if optimised.has_gained() => {
+            output::print_line(format_args!("  optimize: {}", optimised.told()))
+        }
+        Some(_) => output::print_line(format_args!("  optimize: nothing to gain")),
+    }
 }

@@ -6,3 +6,4 @@ mod compact;
 mod optimize;
 mod repack;
 mod rewind;
+mod storing;

@@ -59,15 +59,19 @@ pub(super) fn compress(
     let len = bytes.len() as u32;
     let difference = compress_difference(goal, &bytes, texts, ashift)?;
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
-    let transformed = compress_transformed(goal, &bytes, origins, ashift)?;
-    let is_decided = bytes.len() <= TRIAL_REACH || trial(goal) == goal.compression;
+    let mut plain = None;
+    let transformed = compress_transformed(goal, &bytes, origins, ashift, &mut plain)?;
+    let is_decided = bytes.len() <= TRIAL_REACH || is_weak(goal);
     let shortest = match (difference, transformed) {
         (Some(difference), transformed) => shorter(difference, transformed),
         (None, Some(transformed)) if is_decided => transformed,
         (None, transformed) => {
-            let Some((stored, encoding)) = encode(goal, &bytes, ashift)? else { return Ok(None) };
-            // What is left of near-copies may not be compressible, and leaves its segment as it is.
-            let stored = stored.unwrap_or(bytes);
+            let (stored, encoding) = match plain.map_or_else(|| encode(goal, &bytes, ashift), Ok)? {
+                Form::Zeros => return Ok(None),
+                // What is left of near-copies may not be compressible, and stays as it is.
+                Form::Raw => (bytes, Encoding::RAW),
+                Form::Coded(stored, encoding) => (stored, encoding),
+            };
             let plain = Compressed { len, stored, encoding, inflated: None, transformed_len: 0 };
             shorter(plain, transformed)
         }
@@ -105,21 +109,23 @@ fn compress_difference(
     if !compression.uses_base() {
         return Ok(None);
     }
-    let mut best: Option<(usize, u32, ExtentBytes)> = None;
-    for text in texts {
+    // A trial of a weak goal takes as long as the real thing.
+    let count = if is_weak(goal) { 1 } else { usize::MAX };
+    let mut best: Option<(Vec<u8>, u32, ExtentBytes)> = None;
+    for text in texts.take(count) {
         let (number, Some(text)) = text? else { continue };
-        let len = after(trial(goal), text.as_slice(), bytes)?.len();
-        if best.as_ref().is_none_or(|(least, ..)| len < *least) {
-            best = Some((len, number, text));
+        let tried = after(trial(goal), text.as_slice(), bytes)?;
+        if best.as_ref().is_none_or(|(least, ..)| tried.len() < least.len()) {
+            best = Some((tried, number, text));
         }
     }
-    let Some((len, number, text)) = best else { return Ok(None) };
+    let Some((tried, number, text)) = best else { return Ok(None) };
     // It sees all that there is as well, whatever the level makes of it.
     let alone_len = after(trial(goal), &[], bytes)?.len();
-    if len + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
+    if tried.len() + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
         return Ok(None);
     }
-    let stored = after(compression, text.as_slice(), bytes)?;
+    let stored = if is_weak(goal) { tried } else { after(compression, text.as_slice(), bytes)? };
     if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
         return Ok(None);
     }
@@ -145,7 +151,7 @@ fn compress_inflated(
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let Some(form) = inflated::Form::of(bytes) else { return Ok(None) };
-    let Some((Some(mut stored), encoding)) = encode(goal, &form.bytes, ashift)? else {
+    let Form::Coded(mut stored, encoding) = encode(goal, &form.bytes, ashift)? else {
         return Ok(None);
     };
     append_trailer(&mut stored, form.bytes.len());
@@ -155,22 +161,25 @@ fn compress_inflated(
     Ok(Some(Compressed { len: bytes.len() as u32, stored, encoding, inflated, transformed_len: 0 }))
 }
 
-/// Compresses the transformed form of a segment, if it has one that is shorter.
+/// Compresses the transformed form of a segment, if it has one that is shorter. Leaves what the
+/// segment is without that in `plain`, if the trial tells.
 fn compress_transformed(
     goal: &SegmentGoal,
     bytes: &[u8],
     origins: &[Origin],
     ashift: Ashift,
+    plain: &mut Option<Form>,
 ) -> Result<Option<Compressed>> {
     let Some(form) = transformed::Form::of(bytes, origins) else { return Ok(None) };
-    let plain_len = len_after_trial(goal, bytes)?;
+    let (plain_len, tried) = tried(goal, bytes, ashift)?;
+    *plain = tried;
     let gain_min = form.directory.len() + plain_len / TRANSFORMED_GAIN_PART_MIN;
-    if len_after_trial(goal, &form.bytes)? + gain_min >= plain_len {
+    let (len, tried) = self::tried(goal, &form.bytes, ashift)?;
+    if len + gain_min >= plain_len {
         return Ok(None);
     }
-    let Some((Some(mut stored), encoding)) = encode(goal, &form.bytes, ashift)? else {
-        return Ok(None);
-    };
+    let encoded = tried.map_or_else(|| encode(goal, &form.bytes, ashift), Ok)?;
+    let Form::Coded(mut stored, encoding) = encoded else { return Ok(None) };
     stored.extend_from_slice(&form.directory);
     // With a codec that saves little, it may be longer than what was saved.
     if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
@@ -191,21 +200,39 @@ fn trial(goal: &SegmentGoal) -> Compression {
     }
 }
 
-/// Returns about how long bytes are once they are compressed.
-fn len_after_trial(goal: &SegmentGoal, bytes: &[u8]) -> Result<usize> {
+/// Whether a goal is compressed with what its trials are: then one of them is all that it takes.
+fn is_weak(goal: &SegmentGoal) -> bool {
+    trial(goal) == goal.compression
+}
+
+/// Returns about how long bytes are once they are compressed; and what they are then, if the trial
+/// tells.
+fn tried(goal: &SegmentGoal, bytes: &[u8], ashift: Ashift) -> Result<(usize, Option<Form>)> {
+    if is_weak(goal) {
+        let form = encode(goal, bytes, ashift)?;
+        let len = match &form {
+            Form::Zeros => 0,
+            Form::Raw => bytes.len(),
+            Form::Coded(stored, _) => stored.len(),
+        };
+        return Ok((len, Some(form)));
+    }
     let mut out = Vec::new();
     codec::with_codec(|codec| codec.compress(trial(goal), bytes, &mut out, usize::MAX))
         .map_err(|error| Error::encoding("segment", error))?;
-    Ok(out.len())
+    Ok((out.len(), None))
 }
 
-/// Compresses bytes. Returns only the encoding if they are to be stored as they are, and nothing if
-/// all of them are zero.
-fn encode(
-    goal: &SegmentGoal,
-    bytes: &[u8],
-    ashift: Ashift,
-) -> Result<Option<(Option<Vec<u8>>, Encoding)>> {
+/// What bytes become when they are compressed.
+enum Form {
+    /// Nothing: all of them are zero.
+    Zeros,
+    /// They are stored as they are.
+    Raw,
+    Coded(Vec<u8>, Encoding),
+}
+
+fn encode(goal: &SegmentGoal, bytes: &[u8], ashift: Ashift) -> Result<Form> {
     let policy = Policy { sector: ashift.sector_len(), min_savings: 0, embed_limit: 0 };
     let mut stored = Vec::new();
     let encoded = codec::with_codec(|codec| {
@@ -215,9 +242,9 @@ fn encode(
     Ok(match how {
         Encoded::Compressed { codec, level } => {
             let encoding = Encoding { codec, level, filter: Filter::None, gain: 0, dictionary: 0 };
-            Some((Some(stored), encoding))
+            Form::Coded(stored, encoding)
         }
-        Encoded::Raw => Some((None, Encoding::RAW)),
-        Encoded::Hole | Encoded::Embedded { .. } => None,
+        Encoded::Raw => Form::Raw,
+        Encoded::Hole | Encoded::Embedded { .. } => Form::Zeros,
     })
 }
