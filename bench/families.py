@@ -6,7 +6,7 @@ usage: families.py [--segment SIZE,...] [--only PATTERN] [--work DIR] [--cli PAT
 Each DIR is a family: releases of a program, trees of sources, images (bench/fetch_families.sh has some). It is stored
 
 * as blocks of 128 KiB of each file, equal ones once, each compressed with gzip-9 unless that saves less than an eighth,
-  in sectors of 512 bytes: what OpenZFS makes of it, without its metadata, reckoned in Python;
+  in sectors of 512 bytes or 4 KiB: what OpenZFS makes of it, without its metadata, reckoned in Python;
 * with 'hardpack put', with the defaults, with dedup=on, with dedup=on and chunking=auto, and with 128 KiB records,
   dedup=on and gzip-9, and with 'put --optimize', dedup=on and chunking=auto;
 * the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
@@ -39,7 +39,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 READ_LEN = 64 << 10
 READ_COUNT = 300
 BLOCK_LEN = 128 << 10
-SECTOR_LEN = 512
+SECTOR_LENS = {"128K blocks": 512, "128K blocks, 4K sectors": 4096}
 
 
 def parse_arguments(argv):
@@ -72,8 +72,8 @@ def length(path):
 
 
 def in_blocks(family):
-    """What a file system makes of a family that shares equal blocks and compresses each alone."""
-    seen, total = set(), 0
+    """What a file system stores of a family that shares equal blocks and compresses each alone: the lengths of these."""
+    seen, lens = set(), []
     for top, _, names in os.walk(family):
         for path in (os.path.join(top, name) for name in names):
             if os.path.islink(path) or not os.path.isfile(path):
@@ -81,13 +81,11 @@ def in_blocks(family):
             with open(path, "rb") as file:
                 while block := file.read(BLOCK_LEN):
                     content = hashlib.sha256(block).digest()
-                    if content in seen or not block.strip(b"\0"):
-                        continue
-                    seen.add(content)
-                    compressed = len(zlib.compress(block, 9))
-                    stored = compressed if compressed <= len(block) * 7 // 8 else len(block)
-                    total += -(-stored // SECTOR_LEN) * SECTOR_LEN
-    return total
+                    if content not in seen and block.strip(b"\0"):
+                        seen.add(content)
+                        compressed = len(zlib.compress(block, 9))
+                        lens.append(compressed if compressed <= len(block) * 7 // 8 else len(block))
+    return lens
 
 
 def pools(args, family, work):
@@ -134,8 +132,10 @@ def pools(args, family, work):
 def others(args, family, work):
     path = os.path.join(work, "other")
     has = lambda kind, tool: args.only.search(kind) and shutil.which(tool)
-    if args.only.search("128K blocks"):
-        yield "128K blocks", in_blocks(family), {"cpu_s": 0.0, "elapsed_s": 0.0}
+    sectors = {kind: len for kind, len in SECTOR_LENS.items() if args.only.search(kind)}
+    lens = in_blocks(family) if sectors else []
+    for kind, sector_len in sectors.items():
+        yield kind, sum(-(-len // sector_len) * sector_len for len in lens), {"cpu_s": 0.0, "elapsed_s": 0.0}
     if seven := has("7-Zip", "7zz") or has("7-Zip", "7z"):
         yield "7-Zip", path + ".7z", timed([seven, "a", "-mx=9", "-bd", "-snl", path + ".7z", family])
     if has("squashfs", "mksquashfs"):

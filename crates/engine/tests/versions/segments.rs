@@ -302,6 +302,56 @@ fn a_stronger_codec_never_leaves_two_bases() {
     }
 }
 
+/// Where segments may be much longer than they are, a base goes with all that differs from it, too:
+/// with a codec that is as strong, or another one that makes more of them.
+#[test]
+fn longer_segments_take_the_place_of_short_ones() {
+    let long = SegmentGoal { len: 2 << 20, again: Again::All, ..GOAL };
+    for (first, then) in [
+        (Compression::Zstd(15), Compression::Zstd(15)),
+        (Compression::Lzma(1), Compression::Zstd(19)),
+        (Compression::Lzma(3), Compression::Lzma(6)),
+    ] {
+        let (device, pool) = pool_of(&family(), &[]);
+        assert_makes_differences(&optimize(&pool, SegmentGoal { compression: first, ..SHORT }));
+        compact(&pool);
+        let before = used(&pool);
+        optimize(&pool, SegmentGoal { compression: then, ..long });
+        compact(&pool);
+        let (_, fresh) = pool_of(&family(), &[]);
+        optimize(&fresh, SegmentGoal { compression: then, ..long });
+        compact(&fresh);
+        let (after, at_once) = (used(&pool), used(&fresh));
+        assert!(after < before && after <= at_once + at_once / 50, "{after} {before} {at_once}");
+        let idle = optimize(&pool, SegmentGoal { compression: then, ..long });
+        assert_eq!(idle.segments, 0, "nothing is left to do: {idle:?}");
+        assert_holds(&reopened(&device), &family());
+    }
+}
+
+/// A weaker codec, or a shorter goal, is no reason to make anything anew.
+#[test]
+fn what_is_better_already_stays() {
+    let (device, pool) = pool_of(&family(), &[]);
+    let goal = SegmentGoal { compression: Compression::Zstd(19), ..SHORT };
+    optimize(&pool, goal);
+    compact(&pool);
+    let old = bases_in_use(&pool);
+    let before = used(&pool);
+    for (compression, len) in [
+        (Compression::Lzma(1), 400_000),
+        (Compression::Zstd(3), 2 << 20),
+        (Compression::Zstd(19), 200_000),
+    ] {
+        optimize(&pool, SegmentGoal { compression, len, again: Again::All, ..GOAL });
+        compact(&pool);
+        let most = before + before / 50;
+        assert!(used(&pool) <= most, "{compression:?}: {} {before}", used(&pool));
+        assert!(bases_in_use(&pool).is_subset(&old), "{compression:?}");
+    }
+    assert_holds(&reopened(&device), &family());
+}
+
 /// What one file needs is damaged, so nobody can tell what differs from which base. Another file
 /// can be optimised all the same.
 #[test]

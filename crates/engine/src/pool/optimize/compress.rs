@@ -61,7 +61,7 @@ pub(super) fn compress(
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
     let mut plain = None;
     let transformed = compress_transformed(goal, &bytes, origins, ashift, &mut plain)?;
-    let is_decided = bytes.len() <= TRIAL_REACH || is_weak(goal);
+    let is_decided = bytes.len() <= TRIAL_REACH || goal.is_weak();
     let shortest = match (difference, transformed) {
         (Some(difference), transformed) => shorter(difference, transformed),
         (None, Some(transformed)) if is_decided => transformed,
@@ -110,22 +110,22 @@ fn compress_difference(
         return Ok(None);
     }
     // A trial of a weak goal takes as long as the real thing.
-    let count = if is_weak(goal) { 1 } else { usize::MAX };
+    let count = if goal.is_weak() { 1 } else { usize::MAX };
     let mut best: Option<(Vec<u8>, u32, ExtentBytes)> = None;
     for text in texts.take(count) {
         let (number, Some(text)) = text? else { continue };
-        let tried = after(trial(goal), text.as_slice(), bytes)?;
+        let tried = after(goal.trial(), text.as_slice(), bytes)?;
         if best.as_ref().is_none_or(|(least, ..)| tried.len() < least.len()) {
             best = Some((tried, number, text));
         }
     }
     let Some((tried, number, text)) = best else { return Ok(None) };
     // It sees all that there is as well, whatever the level makes of it.
-    let alone_len = after(trial(goal), &[], bytes)?.len();
+    let alone_len = after(goal.trial(), &[], bytes)?.len();
     if tried.len() + alone_len / DIFFERENCE_GAIN_PART_MIN >= alone_len {
         return Ok(None);
     }
-    let stored = if is_weak(goal) { tried } else { after(compression, text.as_slice(), bytes)? };
+    let stored = if goal.is_weak() { tried } else { after(compression, text.as_slice(), bytes)? };
     if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
         return Ok(None);
     }
@@ -190,25 +190,27 @@ fn compress_transformed(
     Ok(Some(Compressed { len, stored, encoding, inflated: None, transformed_len }))
 }
 
-/// Returns what tells whether a transformed segment is shorter.
-fn trial(goal: &SegmentGoal) -> Compression {
-    match goal.compression {
-        Compression::Zstd(level) => Compression::Zstd(level.min(TRIAL_LEVEL_MAX)),
-        Compression::Lzma(_) => Compression::Zstd(TRIAL_LEVEL_MAX),
-        // Only codecs of the same kind gain by the same transforms.
-        other => other,
+impl SegmentGoal {
+    /// What tells in a trial whether a segment is shorter in another form.
+    fn trial(&self) -> Compression {
+        match self.compression {
+            Compression::Zstd(level) => Compression::Zstd(level.min(TRIAL_LEVEL_MAX)),
+            Compression::Lzma(_) => Compression::Zstd(TRIAL_LEVEL_MAX),
+            // Only codecs of the same kind gain by the same transforms.
+            other => other,
+        }
     }
-}
 
-/// Whether a goal is compressed with what its trials are: then one of them is all that it takes.
-fn is_weak(goal: &SegmentGoal) -> bool {
-    trial(goal) == goal.compression
+    /// Whether trials are made with the codec itself. Then one of them is all that it takes.
+    pub(super) fn is_weak(&self) -> bool {
+        self.trial() == self.compression
+    }
 }
 
 /// Returns about how long bytes are once they are compressed; and what they are then, if the trial
 /// tells.
 fn tried(goal: &SegmentGoal, bytes: &[u8], ashift: Ashift) -> Result<(usize, Option<Form>)> {
-    if is_weak(goal) {
+    if goal.is_weak() {
         let form = encode(goal, bytes, ashift)?;
         let len = match &form {
             Form::Zeros => 0,
@@ -218,7 +220,7 @@ fn tried(goal: &SegmentGoal, bytes: &[u8], ashift: Ashift) -> Result<(usize, Opt
         return Ok((len, Some(form)));
     }
     let mut out = Vec::new();
-    codec::with_codec(|codec| codec.compress(trial(goal), bytes, &mut out, usize::MAX))
+    codec::with_codec(|codec| codec.compress(goal.trial(), bytes, &mut out, usize::MAX))
         .map_err(|error| Error::encoding("segment", error))?;
     Ok((out.len(), None))
 }

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::bases::Base;
 use super::goal::{Again, SegmentGoal};
+use super::survey::SEGMENT_PIECES_MAX;
+use crate::codec::CodecId;
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
@@ -28,7 +30,7 @@ pub(super) struct SegmentsMade {
     pub bases: HashMap<Sector, Base>,
 }
 
-/// How a segment is used.
+/// How a segment is used, and what it is.
 #[derive(Default)]
 struct Use {
     pointers: u32,
@@ -38,13 +40,40 @@ struct Use {
     bases: Vec<Sector>,
     /// What stands for it as a base.
     entries: Vec<Base>,
-    /// The codec and the level.
-    strength: (u8, i16),
+    /// How many different parts of it there are.
+    parts: usize,
+    strength: i32,
 }
 
 impl Use {
     fn is_wasteful(&self) -> bool {
         is_wasteful(self.used, self.len)
+    }
+
+    /// Whether a segment may be at least twice as long as this one.
+    fn is_short(&self, goal: &SegmentGoal) -> bool {
+        // With `inflate`, the length is of what streams stand for. Weak codecs hardly see further.
+        let may_gain = !goal.inflate && !goal.is_weak();
+        let has_room = self.parts <= SEGMENT_PIECES_MAX / 2;
+        may_gain && has_room && self.len <= u64::from(goal.len / 2)
+    }
+}
+
+/// The levels of zstd that make of a segment about what lzma's lowest levels do. Higher ones make
+/// less of it than zstd can.
+const LZMA_AS_ZSTD: [i32; 4] = [9, 12, 15, 17];
+const LZMA_BEYOND: i32 = 100;
+
+/// Ranks codecs and levels by what they make of a segment. Only those count that can store
+/// differences.
+fn strength(codec: u8, level: i16) -> i32 {
+    match CodecId::try_from(codec) {
+        Ok(CodecId::Zstd) => level.into(),
+        Ok(CodecId::Lzma) => {
+            let as_zstd = usize::try_from(level).ok().and_then(|level| LZMA_AS_ZSTD.get(level));
+            as_zstd.copied().unwrap_or(LZMA_BEYOND + i32::from(level))
+        }
+        _ => i32::MIN,
     }
 }
 
@@ -60,7 +89,8 @@ impl Pool {
     ///
     /// If all segments are to be made anew, differences cannot go one by one as they turn out
     /// shorter: their base would stay beside its copy. So all of a group go, if what they are
-    /// compressed with is stronger, and otherwise none for that reason.
+    /// compressed with is stronger, or as strong and segments are to be much longer, and otherwise
+    /// none for that reason.
     pub(super) fn segments_made(
         &self,
         (files, is_all): (&[(FileId, u64)], bool),
@@ -68,7 +98,7 @@ impl Pool {
         with_bases: bool,
     ) -> Result<SegmentsMade> {
         let again = goal.again;
-        let strength = (goal.compression.codec_id() as u8, goal.compression.level());
+        let strength = strength(goal.compression.codec_id() as u8, goal.compression.level());
         let uses = self.uses(files)?;
         let mut made = SegmentsMade::default();
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
@@ -83,7 +113,11 @@ impl Pool {
         }
         for members in groups.into_values() {
             let group: Vec<_> = members.iter().map(|sector| (*sector, &uses[sector])).collect();
-            let is_weaker = || group.iter().all(|(_, of)| of.strength < strength);
+            let is_weaker = || {
+                let mut all = group.iter().map(|(_, of)| of);
+                let is_short = all.clone().all(|of| of.is_short(goal));
+                all.all(|of| of.strength < strength + i32::from(is_short))
+            };
             let goes = self.is_wasteful(&group)? || again == Again::All && is_weaker();
             if is_all && goes {
                 self.judge(&group, true, again, &mut made)?;
@@ -124,7 +158,7 @@ impl Pool {
                 let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
                 let of = found.entry(run.start).or_default();
                 of.len = pointer.extent_len.into();
-                of.strength = (pointer.codec, pointer.level);
+                of.strength = strength(pointer.codec, pointer.level);
                 if pointer.is_difference() && of.bases.is_empty() {
                     let base = bases.get(&pointer.dictionary);
                     let first = base.and_then(|base| bases.get(&base.dictionary));
@@ -132,6 +166,7 @@ impl Pool {
                 }
                 if parts.insert((run.start, pointer.part_offset)) {
                     of.used += u64::from(pointer.len);
+                    of.parts += 1;
                 }
                 *births.entry((pointer.birth, run.start)).or_default() += 1;
             })?;
