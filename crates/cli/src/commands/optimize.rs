@@ -24,6 +24,9 @@ use crate::{signals, text};
 
 /// How long to retry while other processes hold the pool.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A pool of which more than one part in this many is free is shortened, though nothing else was
+/// gained.
+const ROOM_PART_MIN: u64 = 16;
 /// What an interrupted optimisation leaves.
 const LEFT_BEHIND: &str = "the pool is whole; run the command again to go on with the rest";
 
@@ -101,9 +104,9 @@ fn work(asked: &Asked<'_>, opened: &Opened) -> Result<Done, Reason> {
     }
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
-    let done = done.and_then(|()| match asked.keep_length || !has_gained {
-        true => Ok(()),
-        false => shorten(asked, pool),
+    let done = done.and_then(|()| match !asked.keep_length && (has_gained || has_room(pool)?) {
+        true => shorten(asked, pool),
+        false => Ok(()),
     });
     done.map_err(|reason| match reason.hint {
         Some(_) => reason,
@@ -116,6 +119,12 @@ fn work(asked: &Asked<'_>, opened: &Opened) -> Result<Done, Reason> {
 
 fn has_gained(report: &OptimizeReport) -> bool {
     report.segments > 0 || report.versions > 0 || report.metadata_after < report.metadata_before
+}
+
+/// Whether much of a pool is free, as after files were removed.
+fn has_room(pool: &Pool) -> Result<bool, Reason> {
+    let found = pool.compact_estimate()?;
+    Ok(found.gain_bytes > found.pool_bytes / ROOM_PART_MIN)
 }
 
 fn pool_len(pool: &Pool) -> u64 {
@@ -199,7 +208,7 @@ fn report_damage(pool: &Pool, report: &OptimizeReport) {
 impl Done {
     /// Whether anything has changed.
     pub fn has_gained(&self) -> bool {
-        has_gained(&self.report)
+        has_gained(&self.report) || self.after < self.before
     }
 
     /// Whether everything could be read.
@@ -256,7 +265,7 @@ fn report_on(args: &OptimizeArgs, done: &Done) -> Result<(), Reason> {
             became(report.allocated_before, report.allocated_after),
         ),
     };
-    let text = match has_gained(report) {
+    let text = match done.has_gained() {
         false => "nothing to gain".to_string(),
         true => format!(
             "{records}; names and pointers: {}; {}",

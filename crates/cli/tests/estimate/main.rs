@@ -7,6 +7,7 @@ mod common;
 mod against_pools;
 mod exact;
 mod partly;
+mod promised;
 mod shown;
 
 use std::fs;

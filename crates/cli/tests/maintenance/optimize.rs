@@ -264,6 +264,25 @@ fn part_of_a_pool_is_optimised_as_asked() {
     assert_holds(&pool, &tree);
 }
 
+/// What was removed leaves its space free, which is given back though nothing else is gained.
+#[test]
+fn a_pool_of_which_much_was_removed_becomes_shorter() {
+    let (_directory, _, pool) = family();
+    hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
+    let noise = pool.with_extension("bin");
+    fs::write(&noise, random_bytes(3 << 20, 5)).unwrap();
+    hardpack().args(["put", "-q"]).arg(&noise).arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).arg(&noise).arg(pool.join("other")).assert().success();
+    hardpack().arg("rm").arg(pool.join("releases.bin")).assert().success();
+    let before = len(&pool);
+    let text = stdout_of(hardpack().args(["optimize", "--keep-length"]).arg(&pool));
+    assert!(len(&pool) + (64 << 10) > before, "{text}");
+    let text = stdout_of(hardpack().arg("optimize").arg(&pool));
+    assert!(len(&pool) < before - (2 << 20), "{text}");
+    assert!(text.contains(" long and is now "), "{text}");
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+}
+
 #[test]
 fn what_snapshots_hold_is_said() {
     let (_directory, tree, pool) = family();

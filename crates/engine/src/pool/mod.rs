@@ -75,7 +75,8 @@ pub use self::namespace::props::{
 };
 pub use self::namespace::usage::{Usage, UsageBelow};
 pub use self::optimize::{
-    Again, Forecast, ForecastPiece, Optimisation, OptimizeReport, OptimizeStage, SegmentGoal,
+    Again, Forecast, ForecastLook, ForecastPiece, ForecastPlace, Met, Optimisation, OptimizeReport,
+    OptimizeStage, SegmentGoal,
 };
 pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,

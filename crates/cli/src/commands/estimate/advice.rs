@@ -10,7 +10,7 @@ use hardpack_engine::codec::Compression;
 
 use super::blocks::Cut;
 use super::walk::Named;
-use super::{Report, Row};
+use super::{Report, Row, report};
 use crate::output::bytes;
 
 /// The length of a record's entry in the tree of records, in bytes: 43 to 63 were measured with
@@ -76,7 +76,7 @@ fn slowness(compression: Compression) -> u32 {
 
 fn total(row: &Row, column: usize, dedup: bool) -> f64 {
     let (figures, stored) = (&row.figures, &row.figures.stored[column]);
-    let pointers = figures.count.value * POINTER_LEN;
+    let pointers = figures.count.value * POINTER_LEN + stored.in_pointers;
     match dedup {
         false => stored.all.value + pointers,
         // Of a sample, the worst case.
@@ -99,6 +99,10 @@ fn is_possible(report: &Report<'_>, row: &Row) -> bool {
 
 /// Returns the recommendation.
 pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
+    // No other record size would make smaller what is in segments: 'repack' takes it out of them.
+    if report::unknown(report).is_some() {
+        return None;
+    }
     let compressions = &report.args.compression;
     let fastest = compressions.iter().map(|one| slowness(*one)).min()?;
     let rows = report.rows.iter();
@@ -129,8 +133,18 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
     let found = report.in_segments.as_ref()?;
     let rows = report.rows.iter();
     let row = rows.rev().find(|row| matches!(row.cut, Cut::Chunks(_)))?;
-    let files = report.counts.files as f64 * PACKED_FILE_LEN;
-    let after_optimize = found.stored.high + row.figures.count.value * PACKED_POINTER_LEN + files;
+    let is_pool = |named: &Named| matches!(named, Named::InPool(_));
+    if report.named.iter().any(is_pool) && !report.named.iter().all(is_pool) {
+        // No single command does it.
+        return None;
+    }
+    let counts = &report.counts;
+    // Names may not compress, nor may what is left alone.
+    let names = counts.files as f64 * PACKED_FILE_LEN + counts.names as f64;
+    let column = report.args.compression.iter().position(|one| *one == best.compression)?;
+    let pointers =
+        row.figures.count.value * PACKED_POINTER_LEN + row.figures.stored[column].in_pointers;
+    let after_optimize = found.stored.high + found.left_alone as f64 + pointers + names;
     let pays = after_optimize < best.total * (1.0 - SEGMENTS_GAIN_MIN)
         && found.left_alone as f64 <= report.counts.bytes as f64 * LEFT_ALONE_MAX;
     if !pays {
@@ -141,7 +155,6 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
     if !is_possible(report, row) || !best.dedup {
         return Some(Advice { after_optimize, ..best });
     }
-    let column = report.args.compression.iter().position(|one| *one == best.compression)?;
     let cut = Advice::new(row, (column, best.compression), true, best.plain_total);
     Some(Advice { after_optimize, ..cut })
 }
@@ -242,10 +255,13 @@ impl<'r> Advice<'r> {
             return format!("hardpack put{flags}{sources} {pool}{}", optimize.unwrap_or_default());
         }
         let pools = report.named.iter().filter_map(|named| match named {
-            Named::InPool(address) => Some(address.pool.as_path()),
+            // What is in a snapshot cannot be changed.
+            Named::InPool(address) if report.counts.has_snapshots => Some(address.pool.as_path()),
+            Named::InPool(address) => Some(Path::new(address.given())),
             Named::Path(_) => None,
         });
         let mut pools: Vec<String> = pools.map(quoted).collect();
+        pools.sort();
         pools.dedup();
         if self.after_optimize.is_some() {
             let optimize = pools.iter().map(|pool| format!("hardpack optimize {pool}"));

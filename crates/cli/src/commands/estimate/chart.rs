@@ -116,6 +116,7 @@ fn page(report: &Report<'_>) -> String {
         let (command, reason) = (advice.command(report), advice.reason(report));
         format!("<p>Recommended: <code>{}</code> ({})</p>\n", xml(&command), xml(&reason))
     });
+    let unknown = report::unknown(report).map(|line| format!("<p>{}</p>\n", xml(line)));
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{0}</title>\
          <style>{PAGE_STYLE}</style></head>\n<body><h1>{0}</h1>\n<p>{1}. {2}</p>\n{3}\
@@ -126,7 +127,7 @@ fn page(report: &Report<'_>) -> String {
         svg(report),
         line("th", &header),
         in_segments.unwrap_or_default(),
-        advice.unwrap_or_default(),
+        advice.or(unknown).unwrap_or_default(),
     )
 }
 

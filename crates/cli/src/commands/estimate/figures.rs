@@ -94,7 +94,10 @@ pub fn ratio_of_clusters(known: &[(f64, f64)], len: f64, is_all: bool) -> Estima
     let unknown = (1.0 - count / all).max(0.0);
     let variance = all * all * unknown * squares / freedom / count;
     let factor = 1.0 + STUDENT / freedom;
-    Estimate::around(ratio * len, variance * factor * factor, 0.0, len)
+    let figure = Estimate::around(ratio * len, variance * factor * factor, 0.0, len);
+    // A few that are not like the others may not be among those known, and not compress at all.
+    let unmet = (UNMET / count).min(1.0) * (len - known_len).max(0.0) * (1.0 - ratio).max(0.0);
+    Estimate { high: (figure.high + unmet).min(len), ..figure }
 }
 
 /// The blocks with a number of references from a power of two up to the next.
@@ -128,6 +131,8 @@ pub struct Stored {
     pub all: Estimate,
     /// The length in whole sectors if distinct blocks are stored once, in bytes.
     pub once: Estimate,
+    /// The bytes that fit into the pointers of their blocks, and are in no sector.
+    pub in_pointers: f64,
     /// Of the data that was read.
     pub histogram: Vec<Bucket>,
 }
@@ -223,6 +228,15 @@ impl Basis<'_> {
         }
     }
 
+    /// The bytes of all blocks that fit into their pointers: each of these has its own.
+    fn in_pointers(&self, column: usize) -> f64 {
+        let size = |place| f64::from(self.table.size(place, column));
+        let fits = |place, is_measured: bool| {
+            is_measured && self.table.size(place, column) <= EMBEDDED_LEN_MAX
+        };
+        self.sum(&fits, &|place| self.refs(place) * size(place)).all / self.measured_share.max(1e-9)
+    }
+
     fn group(&self, place: usize) -> usize {
         self.table.spreads.get(place).map_or(0, |spread| spread.first as usize % GROUP_COUNT)
     }
@@ -252,6 +266,7 @@ impl Basis<'_> {
             Stored {
                 all: all.times(&Estimate::exact(len), self.missing(len)),
                 once: once.times(&distinct_len, 0.0),
+                in_pointers: self.in_pointers(column),
                 histogram: self.histogram(column),
             }
         });
@@ -316,6 +331,9 @@ impl Basis<'_> {
 
     fn of_part(&self, columns: usize, part: Part) -> Figures {
         let Part { read, of } = part;
+        if read == 0 && of > 0 {
+            return self.of_nothing(columns, of as f64);
+        }
         let (read, of) = (read.max(1) as f64, of as f64);
         let (scale, unread) = (of / read, 1.0 - (read / of).min(1.0));
         let mut groups = Sums::default();
@@ -343,6 +361,7 @@ impl Basis<'_> {
                     low: one.low.min(other.low),
                     high: one.high.max(other.high),
                 },
+                in_pointers: self.in_pointers(column) * scale,
                 histogram: self.histogram(column),
             }
         });
@@ -352,6 +371,25 @@ impl Basis<'_> {
             zero_len,
             distinct: distinct_len.scaled(per_byte),
             distinct_len,
+            stored: stored.collect(),
+        }
+    }
+
+    /// No range was chosen: anything may be in any of them.
+    fn of_nothing(&self, columns: usize, of: f64) -> Figures {
+        let any = Estimate { value: of, low: 0.0, high: of };
+        let stored = (0..columns).map(|column| Stored {
+            all: any,
+            once: any,
+            in_pointers: 0.0,
+            histogram: self.histogram(column),
+        });
+        Figures {
+            count: any,
+            len: any,
+            zero_len: Estimate { value: 0.0, ..any },
+            distinct: any,
+            distinct_len: any,
             stored: stored.collect(),
         }
     }

@@ -104,12 +104,22 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     let choice = Choice { seed: args.seed, share: share_to_read(args, &named)? };
     let account = Account::new(args.work.quiet);
     let (tables, segments) = count(args, &named, choice, &account)?;
-    let in_segments =
-        segments.measure(args, &named, threads_of(args)).cannot("estimate", shown(&named))?;
     let mut counts = account.into_counts();
+    // What they hold stays where it is.
+    let in_segments = match counts.has_snapshots || counts.has_segments {
+        true => None,
+        false => {
+            let measured = segments.measure(args, &named, threads_of(args));
+            measured.cannot("estimate", shown(&named))?
+        }
+    };
     counts.failed += missing;
     let part = choice.share.map(|_| Part { read: counts.read, of: counts.bytes });
     let rows = rows(args, &tables, part);
+    let in_segments = match rows.last() {
+        Some(row) => in_segments.map(|found| found.with_rest(&row.figures)),
+        None => in_segments,
+    };
     let seconds = began.elapsed().as_secs_f64();
     let named = &named;
     let report = Report { args, named, counts, part, rows, in_segments, seconds };

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Mutex, PoisonError};
 
 use hardpack_engine::FileId;
+use hardpack_engine::store::superblock::FEATURE_SEGMENTS;
 use rustix::fs::SeekFrom;
 
 use super::scan::{Feed, Scan, WINDOW_LEN, Window};
@@ -210,6 +211,13 @@ impl Reading<'_> {
     ) -> Result<(), Failure> {
         let mut all = || -> Result<(), Reason> {
             let opened = address.open(None)?;
+            let is_snapshot = opened.live().is_none();
+            let has_snapshots = is_snapshot || !opened.pool.snapshots()?.is_empty();
+            let incompat = opened.pool.state().superblock.incompat;
+            self.account.note(|counts| {
+                counts.has_snapshots |= has_snapshots;
+                counts.has_segments |= incompat & FEATURE_SEGMENTS != 0;
+            });
             walk.pool(&opened, &mut |path, id, number, len| match self.pool_file(
                 (index, &opened),
                 (path, id),

@@ -155,7 +155,25 @@ pub fn text(report: &Report<'_>) -> String {
             text += &format!("note: {note}\n");
         }
     }
+    if let Some(line) = unknown(report) {
+        text += &format!("\n{line}\n");
+    }
     text
+}
+
+/// Why nothing is recommended.
+pub fn unknown(report: &Report<'_>) -> Option<&'static str> {
+    match report.counts.has_segments {
+        true => Some(
+            "Nothing is recommended: some of it is in segments already, and 'hardpack info' shows \
+             what it takes. After new files, 'hardpack optimize --again=related' puts these to what \
+             they resemble",
+        ),
+        false if report.part.is_some_and(|part| part.read == 0) => {
+            Some("Nothing is recommended: the sample is too small, and none of it was read")
+        }
+        false => None,
+    }
 }
 
 /// The sums over all buckets.

@@ -18,24 +18,24 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hardpack_engine::FileId;
 use hardpack_engine::codec::{Compression, Encoded, Policy, with_codec};
-use hardpack_engine::pool::{Forecast, ForecastPiece, Pool};
+use hardpack_engine::pool::{Forecast, ForecastLook, ForecastPiece, ForecastPlace, Met, Pool};
 
-use super::figures::{self, Estimate};
+use super::figures::{self, Estimate, Figures};
 use super::reading::mix;
 use super::scan::{into_inner, lock};
 use super::walk::Named;
 use crate::args::EstimateArgs;
 use crate::commands::put::readers::open;
 use crate::failure::{Code, Reason};
-use crate::signals;
 use crate::snapshot::read_full;
+use crate::{pool_file, signals};
 
 /// The length of segments, the default of `optimize`.
 pub const SEGMENT_LEN: u32 = 4 << 20;
@@ -43,6 +43,9 @@ pub const SEGMENT_LEN: u32 = 4 << 20;
 pub const COMPRESSION: Compression = Compression::Zstd(9);
 /// So many segments are measured at least, whatever `--measure` says: fewer tell nothing of others.
 const MEASURED_MIN: usize = 8;
+
+/// A segment must save more than one part in this many, as in the engine.
+const GAIN_PART_MIN: usize = 32;
 
 /// The memory for each chunk, in bytes: what it resembles, where it is, and its place among others.
 const CHUNK_MEMORY: u64 = 400;
@@ -70,6 +73,10 @@ pub struct InSegments {
     pub stored: Estimate,
     pub count: usize,
     pub measured: usize,
+    /// The length of the chunks in them. For others there was no memory.
+    len: u64,
+    /// Whether there were others.
+    has_rest: bool,
     /// Bytes of files that `optimize` leaves alone.
     pub left_alone: u64,
 }
@@ -83,9 +90,13 @@ impl Segments {
 
     /// Takes a chunk of a file, and the front of the hash of its content.
     pub fn add(&self, origin: &Arc<Origin>, start: u64, hash: u64, bytes: &[u8]) {
-        if lock(&self.forecast).is_wanted(hash, bytes.len()) {
-            let piece = ForecastPiece::new(origin.number, &origin.path, start, bytes);
-            lock(&self.forecast).add(piece);
+        let place = ForecastPlace::new(origin.number, &origin.path, start);
+        let met = lock(&self.forecast).meet(hash, place);
+        if met == Met::New {
+            let look = ForecastLook::new(hash, bytes);
+            lock(&self.forecast).add(look);
+        }
+        if met != Met::Other {
             lock(&self.origins).entry(origin.number).or_insert_with(|| Arc::clone(origin));
         }
     }
@@ -103,11 +114,11 @@ impl Segments {
         threads: usize,
     ) -> Result<Option<InSegments>, Reason> {
         let forecast = into_inner(self.forecast);
-        let left_len = forecast.left_len();
+        let has_rest = forecast.has_rest();
         let segments = forecast.segments(SEGMENT_LEN);
         let lens: Vec<u64> = segments.iter().map(|pieces| len_of(pieces)).collect();
         let chosen = choose(&lens, args);
-        let readers = Readers::new(named, into_inner(self.origins))?;
+        let readers = Readers::new(named, into_inner(self.origins));
         let policy = Policy { sector: 1 << args.ashift, min_savings: 0, embed_limit: 0 };
         let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let work = || -> Result<(), Reason> {
@@ -133,14 +144,33 @@ impl Segments {
         // Sums of fractions depend on the order.
         found.sort_by_key(|(index, ..)| *index);
         let found: Vec<(f64, f64)> = found.into_iter().map(|(_, len, it)| (len, it)).collect();
-        let len = (lens.iter().sum::<u64>() + left_len) as f64;
-        let is_all = found.len() == segments.len() && left_len == 0;
+        let len = lens.iter().sum::<u64>();
+        let is_all = found.len() == segments.len();
         Ok((!found.is_empty()).then(|| InSegments {
-            stored: figures::ratio_of_clusters(&found, len, is_all),
+            stored: figures::ratio_of_clusters(&found, len as f64, is_all),
+            len,
+            has_rest,
             count: segments.len(),
             measured: found.len(),
             left_alone: self.left_alone.into_inner(),
         }))
+    }
+}
+
+impl InSegments {
+    /// Adds what there was no memory for: its distinct chunks take what they take alone, at most, as
+    /// these figures tell. What came first tells nothing of it.
+    pub fn with_rest(mut self, figures: &Figures) -> InSegments {
+        let alone = figures.stored.iter().map(|stored| stored.once);
+        let least = alone.min_by(|one, other| one.high.total_cmp(&other.high));
+        if let Some(alone) = least.filter(|_| self.has_rest) {
+            let rest = |len: f64| (len - self.len as f64).max(0.0);
+            let Estimate { value, high, .. } = figures.distinct_len;
+            self.stored.value += rest(value) * (alone.value / value.max(1.0)).min(1.0);
+            // It may compress less than the others do, but all of them take no more together.
+            self.stored.high += rest(high).min(alone.high);
+        }
+        self
     }
 }
 
@@ -171,19 +201,32 @@ fn choose(lens: &[u64], args: &EstimateArgs) -> Vec<usize> {
 /// Reads files again.
 struct Readers {
     origins: HashMap<u64, Arc<Origin>>,
-    /// By their places among what the user named.
-    pools: HashMap<usize, Pool>,
+    /// By their places among what the user named: the pool that each is in.
+    paths: HashMap<usize, PathBuf>,
+    /// The pools that were opened so far; nothing if one has gone.
+    pools: Mutex<HashMap<PathBuf, Option<Pool>>>,
 }
 
 impl Readers {
-    fn new(named: &[Named], origins: HashMap<u64, Arc<Origin>>) -> Result<Readers, Reason> {
-        let mut pools = HashMap::new();
-        for (index, one) in named.iter().enumerate() {
-            if let Named::InPool(address) = one {
-                pools.insert(index, address.open(None)?.pool);
-            }
+    fn new(named: &[Named], origins: HashMap<u64, Arc<Origin>>) -> Readers {
+        let in_pools = named.iter().enumerate().filter_map(|(index, one)| match one {
+            Named::InPool(address) => Some((index, address.pool.clone())),
+            Named::Path(_) => None,
+        });
+        Readers { origins, paths: in_pools.collect(), pools: Mutex::default() }
+    }
+
+    /// Returns the pool of what the user named at a place. It is opened once, however often it was
+    /// named.
+    fn pool(&self, index: usize) -> Option<Pool> {
+        let path = self.paths.get(&index)?;
+        let mut pools = lock(&self.pools);
+        if let Some(pool) = pools.get(path) {
+            return pool.clone();
         }
-        Ok(Readers { origins, pools })
+        let opened = pool_file::open_read_only(path, None).ok();
+        pools.insert(path.clone(), opened.clone());
+        opened
     }
 
     /// Returns how long the pieces of a segment become together, in whole sectors; nothing if some
@@ -201,7 +244,13 @@ impl Readers {
         let encoded = with_codec(|codec| codec.encode(COMPRESSION, &bytes, policy, &mut output));
         let encoded = encoded.map_err(|error| Reason::new(Code::Cannot, error.to_string()))?;
         let len = match encoded {
-            Encoded::Raw => bytes.len(),
+            // What gains less is left as it is.
+            Encoded::Compressed { .. }
+                if output.len() < bytes.len() - bytes.len() / GAIN_PART_MIN =>
+            {
+                output.len()
+            }
+            Encoded::Compressed { .. } | Encoded::Raw => bytes.len(),
             _ => output.len(),
         };
         Ok(Some(len.next_multiple_of(policy.sector) as u64))
@@ -216,7 +265,7 @@ impl Readers {
                 read_full(&file, bytes, piece.start)?
             }
             Some((index, file)) => {
-                let Some(pool) = self.pools.get(&index) else { return Ok(false) };
+                let Some(pool) = self.pool(index) else { return Ok(false) };
                 pool.file(file)?.read_at(bytes, piece.start)?
             }
         };

@@ -53,7 +53,13 @@ pub struct Counts {
     pub symlinks: u64,
     pub special_files: u64,
     pub hard_links: u64,
+    /// The length of the names of files and directories.
+    pub names: u64,
     pub failed: u64,
+    /// Whether a pool is among it that has snapshots, or is one: what they hold stays as it is.
+    pub has_snapshots: bool,
+    /// Whether a pool is among it that has, or had, anything in segments.
+    pub has_segments: bool,
     /// Whether something could not be read because it is damaged.
     pub is_damaged: bool,
 }
@@ -87,7 +93,7 @@ impl Account {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, count: impl FnOnce(&mut Counts)) {
+    pub fn note(&self, count: impl FnOnce(&mut Counts)) {
         count(&mut self.lock().counts);
     }
 
@@ -198,6 +204,8 @@ impl<'w> Walk<'w> {
         visit: &mut Visit<'_>,
     ) -> Result<(), Reason> {
         signals::check()?;
+        let name_len = path.file_name().map_or(0, |name| name.len() as u64);
+        self.account.note(|counts| counts.names += name_len);
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
             Err(error) => {
@@ -277,6 +285,8 @@ impl<'w> Walk<'w> {
         let mut links: HashMap<FileId, u64> = HashMap::new();
         opened.walk(top.file, &mut |path, entry, attributes| {
             signals::check()?;
+            let name_len = path.rsplit(|byte| *byte == b'/').next().map_or(0, <[u8]>::len);
+            self.account.note(|counts| counts.names += name_len as u64);
             match entry.kind {
                 Kind::Directory => {}
                 Kind::File => {

@@ -50,7 +50,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use self::bases::{Base, Planned};
-pub use self::forecast::{Forecast, ForecastPiece};
+pub use self::forecast::{Forecast, ForecastLook, ForecastPiece, ForecastPlace, Met};
 pub use self::goal::{Again, SegmentGoal};
 use self::pack::Packing;
 use self::survey::Survey;

@@ -202,3 +202,33 @@ fn some_clusters_stand_for_all() {
     assert_eq!((one.low, one.value, one.high), (0.0, 10.0, 40.0));
     assert_eq!(ratio_of_clusters(&[], 0.0, false), Estimate::exact(0.0));
 }
+
+/// A few segments do not compress, as where a video lies among sources: of the 64 segments that
+/// `--measure` has by default, none of these may be among those measured.
+#[test]
+fn bounds_of_segments_hold_where_few_differ_from_the_others() {
+    const SEEDS: u32 = 400;
+    const LEN: f64 = 4_194_304.0;
+    for (count, measured, share) in [(640, 64, 0.01), (640, 64, 0.02), (640, 8, 0.05)] {
+        let mut within = 0;
+        for seed in 0..SEEDS {
+            let mut random = Random(u64::from(seed) << 32);
+            let noise = (f64::from(count) * share) as i32;
+            let mut segments: Vec<(f64, f64)> = (0..count)
+                .map(|n| {
+                    (LEN, if n < noise { LEN } else { 40_000.0 + random.below(20_000) as f64 })
+                })
+                .collect();
+            let truth: f64 = segments.iter().map(|it| it.1).sum();
+            for at in 0..measured {
+                let other = at + random.below((count as usize - at) as u64) as usize;
+                segments.swap(at, other);
+            }
+            let len = f64::from(count) * LEN;
+            let figure = ratio_of_clusters(&segments[..measured], len, false);
+            within += u32::from(figure.low <= truth && truth <= figure.high);
+        }
+        println!("{measured} of {count}, {share} noise: {within} of {SEEDS}");
+        assert!(within * 100 >= SEEDS * 93, "{measured} of {count}: {within} of {SEEDS}");
+    }
+}
