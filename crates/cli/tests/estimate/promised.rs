@@ -81,7 +81,8 @@ fn nothing_is_promised_for_what_snapshots_hold() {
     }
 }
 
-/// What is in segments already is left there, and so is a part of it: 'repack' would make it longer.
+/// What is in segments already is left there, and so is a part of it: 'repack' would make it
+/// longer.
 #[test]
 fn nothing_is_recommended_for_what_is_in_segments() {
     let directory = tempfile::tempdir().unwrap();

@@ -329,6 +329,37 @@ fn longer_segments_take_the_place_of_short_ones() {
     }
 }
 
+/// Nothing has changed and the goal is the same: then everything stays, whatever could be arranged
+/// in another way.
+#[test]
+fn an_unchanged_pool_stays_as_it_is() {
+    for seed in 0..8 {
+        let mut rng = Rng(seed);
+        let mut texts: Vec<Vec<u8>> = (0..3).map(|n| Rng(50 + n).noise(200_000)).collect();
+        let mut files = Files::new();
+        for version in 0..9 {
+            for (number, text) in texts.iter_mut().enumerate() {
+                for _ in 0..1 + seed {
+                    let at = rng.below(190_000) as usize;
+                    text.splice(at..at + 3000, Rng(rng.next()).noise(2950 + at % 100));
+                }
+                files.push((format!("v{version} f{number}").into_bytes(), text.clone()));
+            }
+        }
+        let (device, pool) = pool_of(&files, RECORDS);
+        let goal = SegmentGoal { len: 262_144 << (seed % 3), ..GOAL };
+        optimize(&pool, goal);
+        compact(&pool);
+        let before = used(&pool);
+        for again in [Again::All, Again::Related, Again::All] {
+            let report = optimize(&pool, SegmentGoal { again, ..goal });
+            assert_eq!(report.segments, 0, "{seed}: {report:?}");
+            assert!(used(&pool) <= before, "{seed}: {} {before}", used(&pool));
+        }
+        assert_holds(&reopened(&device), &files);
+    }
+}
+
 /// A weaker codec, or a shorter goal, is no reason to make anything anew.
 #[test]
 fn what_is_better_already_stays() {

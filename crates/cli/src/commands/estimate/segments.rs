@@ -158,8 +158,8 @@ impl Segments {
 }
 
 impl InSegments {
-    /// Adds what there was no memory for: its distinct chunks take what they take alone, at most, as
-    /// these figures tell. What came first tells nothing of it.
+    /// Adds what there was no memory for: its distinct chunks take what they take alone, at most,
+    /// as these figures tell. What came first tells nothing of it.
     pub fn with_rest(mut self, figures: &Figures) -> InSegments {
         let alone = figures.stored.iter().map(|stored| stored.once);
         let least = alone.min_by(|one, other| one.high.total_cmp(&other.high));

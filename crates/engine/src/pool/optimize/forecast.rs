@@ -1,8 +1,8 @@
 //! What an optimisation would put into which segments, of data that is in no pool.
 //!
-//! Pieces are met in any order, and each is looked at once. Of equal ones, the first in the order of
-//! their places counts, whichever was met first. Then they are arranged as those of a pool are, and
-//! whoever wants to know how long a segment becomes reads its pieces again.
+//! Pieces are met in any order, and each is looked at once. Of equal ones, the first in the order
+//! of their places counts, whichever was met first. Then they are arranged as those of a pool are,
+//! and whoever wants to know how long a segment becomes reads its pieces again.
 
 use std::collections::HashMap;
 

@@ -50,12 +50,29 @@ impl Use {
         is_wasteful(self.used, self.len)
     }
 
-    /// Whether a segment may be at least twice as long as this one.
+    /// Whether a segment may be at least twice as long as this one, and gain by it.
     fn is_short(&self, goal: &SegmentGoal) -> bool {
+        self.parts <= SEGMENT_PIECES_MAX / 2 && goal.is_longer_than(self.len)
+    }
+}
+
+impl SegmentGoal {
+    fn strength(&self) -> i32 {
+        strength(self.compression.codec_id() as u8, self.compression.level())
+    }
+
+    /// Whether segments of this length, in bytes, are much shorter than these may be, and gain if
+    /// they become longer.
+    fn is_longer_than(&self, len: u64) -> bool {
         // With `inflate`, the length is of what streams stand for. Weak codecs hardly see further.
-        let may_gain = !goal.inflate && !goal.is_weak();
-        let has_room = self.parts <= SEGMENT_PIECES_MAX / 2;
-        may_gain && has_room && self.len <= u64::from(goal.len / 2)
+        !self.inflate && !self.is_weak() && len <= u64::from(self.len / 2)
+    }
+
+    /// Whether this makes something better of what is in a segment than it is.
+    pub(super) fn improves(&self, part: &Pointer) -> bool {
+        let is_longer = self.is_longer_than(part.extent_len.into());
+        strength(part.codec, part.level) < self.strength() + i32::from(is_longer)
+            || self.inflate && !part.is_inflated()
     }
 }
 
@@ -98,7 +115,7 @@ impl Pool {
         with_bases: bool,
     ) -> Result<SegmentsMade> {
         let again = goal.again;
-        let strength = strength(goal.compression.codec_id() as u8, goal.compression.level());
+        let strength = goal.strength();
         let uses = self.uses(files)?;
         let mut made = SegmentsMade::default();
         let mut groups: BTreeMap<Sector, Vec<Sector>> = BTreeMap::new();
