@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hardpack_engine::Error;
 use hardpack_engine::pool::{
-    Optimisation, OptimizeReport, OptimizeStage, Pool, SegmentGoal, Settings,
+    Kind, Optimisation, OptimizeReport, OptimizeStage, Pool, Property, SegmentGoal, Settings,
 };
 use serde_json::{Value, json};
 
@@ -78,15 +78,27 @@ fn optimize(args: &OptimizeArgs) -> Result<Done, Reason> {
 }
 
 /// Puts what was just stored at an address into segments that are quickly made, compressed as the
-/// records there are, if that can be.
-pub fn after_put(opened: &Opened, args: &WorkArgs) -> Result<Done, Reason> {
-    let settings = opened.pool.settings(opened.file_or_entry()?.file)?;
+/// records there are, or as these properties say, if that can be. Returns nothing if no file or
+/// directory is there.
+pub fn after_put(
+    opened: &Opened,
+    properties: &[(Property, String)],
+    args: &WorkArgs,
+) -> Result<Option<Done>, Reason> {
+    let Ok(entry) = opened.file_or_entry() else { return Ok(None) };
+    if !matches!(entry.kind, Kind::File | Kind::Directory) {
+        return Ok(None);
+    }
+    let mut settings = opened.pool.settings(entry.file)?;
+    for (property, value) in properties {
+        settings.set(*property, value)?;
+    }
     let compression = match settings.compression {
         compression if compression.uses_base() => compression,
         _ => Settings::default().compression,
     };
     let goal = SegmentGoal { compression, len: PUT_SEGMENT_LEN, ..SegmentGoal::default() };
-    work(&Asked { goal, keep_length: false, work: args }, opened)
+    work(&Asked { goal, keep_length: false, work: args }, opened).map(Some)
 }
 
 fn work(asked: &Asked<'_>, opened: &Opened) -> Result<Done, Reason> {

@@ -77,14 +77,19 @@ pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
         false => failure,
     })?;
     let (done, optimised) = done;
-    report(args, &address, &done, optimised.as_ref(), began).cannot("report on", &address)?;
-    let is_sound = optimised.is_none_or(|optimised| optimised.is_sound());
+    // What was stored is told whatever becomes of the rest.
+    let told = optimised.as_ref().ok().and_then(Option::as_ref);
+    report(args, &address, &done, told, began).cannot("report on", &address)?;
+    let is_sound = optimised?.is_none_or(|optimised| optimised.is_sound());
     Ok(ExitCode::from(match done.failed {
         0 if is_sound => 0,
         0 => Code::Data as u8,
         _ => Code::Cannot as u8,
     }))
 }
+
+/// What became of the wish that what is stored be put into segments, if there was any.
+type Optimised = Result<Option<optimize::Done>, Failure>;
 
 /// Stores the sources, and if that is asked for, puts what is at the address into segments.
 fn put_all(
@@ -93,17 +98,17 @@ fn put_all(
     address: &Address,
     is_new: bool,
     properties: &[(Property, String)],
-) -> Result<(PutSummary, Option<optimize::Done>), Failure> {
+) -> Result<(PutSummary, Optimised), Failure> {
     if args.tar {
         let done = tarball::put(args, sources, address)?;
         if !args.optimize {
-            return Ok((done, None));
+            return Ok((done, Ok(None)));
         }
         let opened = address.open_writable(args.work.threads).cannot("open", address)?;
         return optimised(args, address, opened, done);
     }
     if is_new && args.dry_run {
-        return Ok((put(args, sources, address, None, properties)?, None));
+        return Ok((put(args, sources, address, None, properties)?, Ok(None)));
     }
     let opened = address.open_writable(args.work.threads).cannot("open", address)?;
     let done = put(args, sources, address, Some(&opened.pool), properties)?;
@@ -116,10 +121,12 @@ fn optimised(
     address: &Address,
     opened: Opened,
     done: PutSummary,
-) -> Result<(PutSummary, Option<optimize::Done>), Failure> {
-    let is_asked = args.optimize && done.has_stored();
-    let optimised = is_asked.then(|| optimize::after_put(&opened, &args.work));
-    let optimised = optimised.transpose().cannot("optimize", address)?;
+) -> Result<(PutSummary, Optimised), Failure> {
+    let optimised = match args.optimize && done.has_stored() {
+        true => optimize::after_put(&opened, &args.properties.given(), &args.work),
+        false => Ok(None),
+    };
+    let optimised = optimised.cannot("optimize", address);
     opened.pool.close().cannot("close", address)?;
     Ok((done, optimised))
 }

@@ -98,6 +98,19 @@ fn nothing_is_recommended_for_what_is_in_segments() {
     }
 }
 
+/// Each of several paths in one pool would be optimised alone.
+#[test]
+fn nothing_is_promised_of_several_parts_of_a_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_copies(&at.join("d"), 2);
+    make_copies(&at.join("e"), 2);
+    succeeds(at, &["put", "-q", "d", "e", "p.hpk"]);
+    let estimated = estimate(at, &["p.hpk/d", "p.hpk/e"]);
+    assert!(estimated["recommendation"]["bytes_after_optimize"].is_null());
+    assert!(estimate(at, &["p.hpk"])["recommendation"]["bytes_after_optimize"].is_number());
+}
+
 /// Commands name the part of the pool that was estimated.
 #[test]
 fn what_is_recommended_for_a_directory_concerns_that() {

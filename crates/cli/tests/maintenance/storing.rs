@@ -77,6 +77,11 @@ fn segments_are_compressed_as_their_directory_says_if_that_can_be() {
         assert_eq!(raw_or_gzip, 0, "{given}");
         assert_holds(&pool, &tree);
     }
+    // The pool itself has another one.
+    let pool = directory.path().join("a.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(PUT).args(["-o", "compression=lzma-2"]).args([&tree, &pool]).assert().success();
+    assert!(held_by(&pool, "lzma") > len(&pool));
 }
 
 #[test]
@@ -117,6 +122,12 @@ fn whatever_is_stored_is_optimised_however_it_came() {
     assert_eq!(output.status.code(), Some(3));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(number(&report["optimize"], "records"), 9, "{report}");
+    // A link is no file.
+    std::os::unix::fs::symlink("v0", directory.path().join("link")).unwrap();
+    for _ in 0..2 {
+        let link = directory.path().join("link");
+        hardpack().args(PUT).arg(link).arg(pool.join("some/link")).assert().success();
+    }
     // If nothing could be stored, there is nothing to optimise.
     let missing = directory.path().join("missing");
     hardpack().args(PUT).arg(missing).arg(pool.join("nowhere")).assert().code(3);

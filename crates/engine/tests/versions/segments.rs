@@ -329,35 +329,30 @@ fn longer_segments_take_the_place_of_short_ones() {
     }
 }
 
-/// Nothing has changed and the goal is the same: then everything stays, whatever could be arranged
-/// in another way.
+/// Releases that were optimised one by one, each alone, come together when all is made anew.
 #[test]
-fn an_unchanged_pool_stays_as_it_is() {
-    for seed in 0..8 {
-        let mut rng = Rng(seed);
-        let mut texts: Vec<Vec<u8>> = (0..3).map(|n| Rng(50 + n).noise(200_000)).collect();
-        let mut files = Files::new();
-        for version in 0..9 {
-            for (number, text) in texts.iter_mut().enumerate() {
-                for _ in 0..1 + seed {
-                    let at = rng.below(190_000) as usize;
-                    text.splice(at..at + 3000, Rng(rng.next()).noise(2950 + at % 100));
-                }
-                files.push((format!("v{version} f{number}").into_bytes(), text.clone()));
-            }
+fn what_was_optimised_apart_is_brought_together() {
+    let (device, pool) = empty_pool(RECORDS);
+    let mut files = Files::new();
+    let base = Rng(50).noise(300_000);
+    for number in 0..5 {
+        let mut bytes = base.clone();
+        for (place, mark) in bytes.chunks_mut(20_000).zip(Rng(60 + number).noise(1200).chunks(80)) {
+            place[..80].copy_from_slice(mark);
         }
-        let (device, pool) = pool_of(&files, RECORDS);
-        let goal = SegmentGoal { len: 262_144 << (seed % 3), ..GOAL };
-        optimize(&pool, goal);
-        compact(&pool);
-        let before = used(&pool);
-        for again in [Again::All, Again::Related, Again::All] {
-            let report = optimize(&pool, SegmentGoal { again, ..goal });
-            assert_eq!(report.segments, 0, "{seed}: {report:?}");
-            assert!(used(&pool) <= before, "{seed}: {} {before}", used(&pool));
-        }
-        assert_holds(&reopened(&device), &files);
+        put(&pool, format!("v{number}").as_bytes(), &bytes);
+        files.push((format!("v{number}").into_bytes(), bytes));
+        optimize(&pool, GOAL);
     }
+    for _ in 0..2 {
+        optimize(&pool, SegmentGoal { again: Again::All, ..GOAL });
+    }
+    compact(&pool);
+    let (_, fresh) = pool_of(&files, RECORDS);
+    optimize(&fresh, GOAL);
+    compact(&fresh);
+    assert!(used(&pool) < 2 * used(&fresh), "{} {}", used(&pool), used(&fresh));
+    assert_holds(&reopened(&device), &files);
 }
 
 /// A weaker codec, or a shorter goal, is no reason to make anything anew.

@@ -128,6 +128,13 @@ pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
     Some(with_segments(report, best).unwrap_or(best))
 }
 
+fn pool_of(named: &Named) -> Option<&Path> {
+    match named {
+        Named::InPool(address) => Some(&address.pool),
+        Named::Path(_) => None,
+    }
+}
+
 /// Returns the settings with which files are put into segments, if that saves enough.
 fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<'r>> {
     let found = report.in_segments.as_ref()?;
@@ -136,6 +143,12 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
     let is_pool = |named: &Named| matches!(named, Named::InPool(_));
     if report.named.iter().any(is_pool) && !report.named.iter().all(is_pool) {
         // No single command does it.
+        return None;
+    }
+    let mut pools: Vec<&Path> = report.named.iter().filter_map(pool_of).collect();
+    pools.sort();
+    if pools.windows(2).any(|two| two[0] == two[1]) {
+        // Each would be optimised alone.
         return None;
     }
     let counts = &report.counts;

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use super::PIECE_COUNT_MAX;
 use super::arrange::{Item, arrange};
+use super::goal::SEGMENT_PIECES_MAX;
 use super::sketch::{Sketch, name_hash};
-use super::survey::SEGMENT_PIECES_MAX;
 
 /// Where a piece begins.
 #[derive(Clone, Copy, Debug)]

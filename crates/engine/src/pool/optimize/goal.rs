@@ -2,6 +2,10 @@
 
 use crate::codec::Compression;
 
+/// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
+/// are exchanged.
+pub(super) const SEGMENT_PIECES_MAX: usize = 4096;
+
 /// What segments should be like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentGoal {

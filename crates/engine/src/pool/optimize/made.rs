@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::bases::Base;
-use super::goal::{Again, SegmentGoal};
-use super::survey::SEGMENT_PIECES_MAX;
+use super::goal::{Again, SEGMENT_PIECES_MAX, SegmentGoal};
 use crate::codec::CodecId;
 use crate::error::Result;
 use crate::pool::Pool;
@@ -66,13 +65,6 @@ impl SegmentGoal {
     fn is_longer_than(&self, len: u64) -> bool {
         // With `inflate`, the length is of what streams stand for. Weak codecs hardly see further.
         !self.inflate && !self.is_weak() && len <= u64::from(self.len / 2)
-    }
-
-    /// Whether this makes something better of what is in a segment than it is.
-    pub(super) fn improves(&self, part: &Pointer) -> bool {
-        let is_longer = self.is_longer_than(part.extent_len.into());
-        strength(part.codec, part.level) < self.strength() + i32::from(is_longer)
-            || self.inflate && !part.is_inflated()
     }
 }
 

@@ -20,8 +20,7 @@
 //! (`related.rs`), or if others differ from them, serve as bases for it; with [`Again::All`] all of
 //! them. Records leave old segments only where a new one takes less than their share of these.
 //! What is left of an old one then takes all of its space. So segments that are mostly unused by
-//! then are made anew in the end, whatever that takes; and where nothing is new and segments are as
-//! good as what is asked for, records leave them only if nothing is left behind.
+//! then are made anew in the end, whatever that takes.
 //!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
@@ -184,8 +183,8 @@ impl Pool {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
         let is_all = file == FileId::ROOT;
-        let made = self.segments_made((&files, is_all), &goal, goal.again != Again::No)?;
         let goal = SegmentGoal { len: goal.len.min(EXTENT_LEN_MAX), ..goal };
+        let made = self.segments_made((&files, is_all), &goal, goal.again != Again::No)?;
         Ok(Optimisation {
             pool: self.clone(),
             goal,

@@ -248,12 +248,7 @@ impl Optimisation {
             return Ok(true);
         }
         let ashift = self.pool.store().ashift();
-        let is_made = |it: &Pointer| it.is_part() && !self.goal.improves(it);
-        let is_rearranged = parts.iter().all(|part| part.pointers().all(is_made));
-        let allocated = match is_rearranged {
-            true => allocated_alone(source, parts, ashift)?,
-            false => allocated(source, parts, ashift)?,
-        };
+        let allocated = allocated(source, parts, ashift)?;
         Ok(segment.allocated(ashift) + allocated / GAIN_PART_MIN < allocated)
     }
 
@@ -410,25 +405,6 @@ fn put(txn: &mut Txn, part: &Part, whole: &Pointer) -> Result<()> {
     }
     let pointer = part.pointer(whole);
     add_file_extent(txn, TreeId::Map, file, start, &pointer)
-}
-
-/// Returns the space of the segments that nothing has a part of but these. Of another one, they
-/// would leave something behind that was compressed together with them, and will take more than its
-/// share when it is made anew: nothing would be gained where segments are as good as new ones.
-fn allocated_alone(source: &mut impl Source, parts: &[&Part], ashift: Ashift) -> Result<u64> {
-    let mut segments: BTreeMap<Sector, Vec<&Part>> = BTreeMap::new();
-    for part in parts {
-        let sectors = part.pointers().filter_map(Pointer::sector);
-        sectors.for_each(|sector| segments.entry(sector).or_default().push(part));
-    }
-    let mut sum = 0;
-    for (sector, parts) in segments {
-        let count = parts.iter().map(|part| part.pointers().count()).sum::<usize>() as u64;
-        if source.refs(sector)?.is_none_or(|refs| u64::from(refs.count) <= count) {
-            sum += allocated(source, &parts, ashift)?;
-        }
-    }
-    Ok(sum)
 }
 
 /// Returns the space that is free when these parts no longer have their records. A record that

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::arrange::{Item, arrange};
 use super::bases::{Base, Known, Planned, plan};
-use super::goal::Again;
+use super::goal::{Again, SEGMENT_PIECES_MAX};
 use super::look::{FollowLimit, Look, Looked};
 use super::made::SegmentsMade;
 use super::related::related;
@@ -20,10 +20,6 @@ use crate::store::format::refs::HashKind;
 use crate::store::holds::Holds;
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
-
-/// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
-/// are exchanged.
-pub(super) const SEGMENT_PIECES_MAX: usize = 4096;
 
 /// How many times the bytes of a step are read again, at most, to follow streams behind pieces.
 const FOLLOW_PARTS_MAX: u64 = 4;
