@@ -11,8 +11,8 @@ Each DIR is a family: releases of a program, trees of sources, images (bench/fet
   dedup=on and gzip-9, and with 'put --optimize', dedup=on and chunking=auto;
 * the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
   records also with --inflate, and with lzma-9;
-* with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB), DwarFS (mkdwarfs, its default level), borg (zstd-9) and restic (max), as far as they are
-  installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with duperemove if it is installed. Of btrfs
+* with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB), DwarFS (mkdwarfs, its default level), borg (zstd-9) and
+  restic (max), as far as they are installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with duperemove if it is installed. Of btrfs
   the space in use counts, beyond that of the empty file system; the kernel's processor time is not in the table.
 
 Prints the bytes of each result, in percent of the files, as a multiple of 7-Zip's, and the processor and elapsed time in

@@ -61,6 +61,15 @@ fn blocks<'e>(estimate: &'e Value, name: &str) -> &'e Value {
     all.iter().find(|blocks| blocks["name"] == name).unwrap()
 }
 
+/// Runs a recommended command as the user would.
+fn run(at: &Path, command: &str) {
+    let program = assert_cmd::cargo::cargo_bin!("hardpack").display().to_string();
+    let ran = command.replace("hardpack ", &format!("{program} "));
+    let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).output();
+    let done = shell.unwrap();
+    assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
 /// Returns the part about one compression.
 fn stored<'b>(blocks: &'b Value, compression: &str) -> &'b Value {
     let all = blocks["stored"].as_array().unwrap();

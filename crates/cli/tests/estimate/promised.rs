@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::common::{hardpack, json_of, random_bytes, succeeds};
-use super::{blocks, estimate, number, text};
+use super::{blocks, estimate, number, run, text};
 
 /// Near-copies that have no chunk in common, 1 MiB each.
 fn make_copies(at: &Path, count: usize) {
@@ -22,15 +22,6 @@ fn make_copies(at: &Path, count: usize) {
 
 fn len_of(path: &Path) -> f64 {
     fs::metadata(path).unwrap().len() as f64
-}
-
-/// Runs a command as the user would.
-fn run(at: &Path, command: &str) {
-    let program = assert_cmd::cargo::cargo_bin!("hardpack").display().to_string();
-    let ran = command.replace("hardpack ", &format!("{program} "));
-    let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).output();
-    let done = shell.unwrap();
-    assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// A database of less than a tenth of the data is left alone, and takes its space all the same.
@@ -128,7 +119,7 @@ fn what_is_recommended_for_a_directory_concerns_that() {
     run(at, command);
 }
 
-/// Each of them is opened while segments are measured, and keeps what it has decoded.
+/// A pool is opened once, however many paths in it are named.
 #[test]
 fn memory_does_not_grow_with_the_number_of_addresses() {
     let directory = tempfile::tempdir().unwrap();
@@ -141,7 +132,7 @@ fn memory_does_not_grow_with_the_number_of_addresses() {
     }
 }
 
-/// Each match of a pattern opens the pool once more while segments are measured.
+/// Nor does each match of a pattern open it once more while segments are measured.
 #[test]
 fn patterns_with_many_matches_are_estimated() {
     let directory = tempfile::tempdir().unwrap();
@@ -154,7 +145,7 @@ fn patterns_with_many_matches_are_estimated() {
     run(at, "ulimit -n 128; hardpack estimate -q 'p.hpk/*'");
 }
 
-/// The chunks that were met first say nothing of the rest.
+/// The chunks that were met first do not stand for the rest.
 #[test]
 fn with_little_memory_the_rest_is_not_taken_for_what_came_first() {
     let directory = tempfile::tempdir().unwrap();
@@ -174,7 +165,7 @@ fn with_little_memory_the_rest_is_not_taken_for_what_came_first() {
     assert!(number(&figure["high"]) >= truth, "it is {truth}, not at most {figure}");
 }
 
-/// Copies of chunks for which there is no memory are counted each time.
+/// Chunks for which there is no memory count once, too.
 #[test]
 fn with_little_memory_copies_count_once() {
     let directory = tempfile::tempdir().unwrap();
@@ -195,7 +186,7 @@ fn with_little_memory_copies_count_once() {
     assert_eq!(figure["is_exact"], false, "{figure}");
 }
 
-/// Which of several equal chunks is met first depends on the threads.
+/// Which of several equal chunks is met first depends on the threads, and makes no difference.
 #[test]
 fn segments_do_not_depend_on_threads() {
     let directory = tempfile::tempdir().unwrap();

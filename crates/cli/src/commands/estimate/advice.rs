@@ -140,12 +140,11 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
     let found = report.in_segments.as_ref()?;
     let rows = report.rows.iter();
     let row = rows.rev().find(|row| matches!(row.cut, Cut::Chunks(_)))?;
-    let is_pool = |named: &Named| matches!(named, Named::InPool(_));
-    if report.named.iter().any(is_pool) && !report.named.iter().all(is_pool) {
+    let mut pools: Vec<&Path> = report.named.iter().filter_map(pool_of).collect();
+    if !pools.is_empty() && pools.len() < report.named.len() {
         // No single command does it.
         return None;
     }
-    let mut pools: Vec<&Path> = report.named.iter().filter_map(pool_of).collect();
     pools.sort();
     if pools.windows(2).any(|two| two[0] == two[1]) {
         // Each would be optimised alone.
