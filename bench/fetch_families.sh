@@ -69,9 +69,9 @@ ruff() {
   done
 }
 
-dumps() { python3 "$here/make_dumps.py" "$1" 30; }
+dumps() { "$here/make_dumps.py" "$1" 30; }
 
-copies() { python3 "$here/make_copies.py" "$1" 30; }
+copies() { "$here/make_copies.py" "$1" 30; }
 
 all=(firmware kernels machines headers typescript ruff dumps copies)
 [ $# -gt 0 ] || set -- "${all[@]}"
