@@ -276,3 +276,30 @@ fn a_sample_that_reads_nothing_promises_nothing() {
         );
     }
 }
+
+/// Directories of one name, and what is put without the directory around it, stay apart.
+#[test]
+fn what_is_recommended_keeps_apart_what_has_the_same_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_copies(&at.join("a/d"), 3);
+    make_copies(&at.join("b/d"), 4);
+    make_copies(&at.join("c"), 5);
+    for (paths, pool, stored) in [
+        (["a/d", "b/d", "c"], "d.hpk", ["1/d/copy 02", "2/d/copy 03", "3/c/copy 04"]),
+        (["c/", "a/", "b/d"], "c.hpk", ["1/copy 04", "2/d/copy 02", "3/d/copy 03"]),
+        (["b/d", "c/copy 00", "c"], "d-2.hpk", ["d/copy 03", "copy 00", "c/copy 04"]),
+    ] {
+        let estimated = estimate(at, &paths);
+        run(at, estimated["recommendation"]["command"].as_str().unwrap());
+        let kept = succeeds(at, &["ls", "-R", "--json", pool]);
+        assert_eq!(
+            kept.matches("copy ").count(),
+            if pool == "d-2.hpk" { 10 } else { 12 },
+            "{kept}"
+        );
+        for path in stored {
+            succeeds(at, &["ls", &format!("{pool}/{path}")]);
+        }
+    }
+}

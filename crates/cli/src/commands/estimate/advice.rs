@@ -3,6 +3,7 @@
 //! Metadata counts here, as it is what small records and deduplication cost. A setting other than
 //! the default must save [`GAIN_MIN`] to be recommended.
 
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -260,11 +261,21 @@ impl<'r> Advice<'r> {
                 "dedup" | "chunking" => format!(" -o {property}={value}"),
                 _ => format!(" --{property} {value}"),
             });
-            let sources: String = paths.iter().map(|path| format!(" {}", quoted(path))).collect();
             let name = first.file_name().unwrap_or("data".as_ref()).to_os_string();
             let (flags, pool) = (flags.collect::<String>(), unused(&name));
-            let optimize = self.after_optimize.map(|_| format!(" && hardpack optimize {pool}"));
-            return format!("hardpack put{flags}{sources} {pool}{}", optimize.unwrap_or_default());
+            let put = |sources: &[&Path], to: &str| {
+                let sources: String =
+                    sources.iter().map(|path| format!(" {}", quoted(path))).collect();
+                format!("hardpack put{flags}{sources} {pool}{to}")
+            };
+            let mut commands = match would_meet(&paths) {
+                false => vec![put(&paths, "")],
+                true => {
+                    (1..).zip(&paths).map(|(n, path)| put(&[path], &format!("/{n}/"))).collect()
+                }
+            };
+            commands.extend(self.after_optimize.map(|_| format!("hardpack optimize {pool}")));
+            return commands.join(" && ");
         }
         let pools = report.named.iter().filter_map(|named| match named {
             // What is in a snapshot cannot be changed.
@@ -308,6 +319,20 @@ pub fn note_on_chunks(report: &Report<'_>, advice: &Advice<'_>) -> Option<String
             best.1
         )
     })
+}
+
+/// Whether what is below some paths would come to lie in one another if 'hardpack put' put all of
+/// them into one directory.
+fn would_meet(paths: &[&Path]) -> bool {
+    let names: Option<HashSet<_>> = paths
+        .iter()
+        .map(|path| {
+            // Of 'SOURCE/', the contents are put there.
+            let is_itself = !path.as_os_str().as_bytes().ends_with(b"/");
+            path.file_name().filter(|_| is_itself)
+        })
+        .collect();
+    paths.len() > 1 && names.is_none_or(|names| names.len() < paths.len())
 }
 
 /// The name of a pool that does not exist yet.

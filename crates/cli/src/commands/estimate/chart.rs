@@ -31,8 +31,10 @@ const PAGE_STYLE: &str = "\
 padding:0 1rem}table{border-collapse:collapse}td,th{padding:.2rem .6rem;text-align:right}\
 td:first-child,th:first-child{text-align:left}code{overflow-wrap:anywhere}";
 
-/// Text for XML. Control characters have been escaped already.
+/// Text for XML, which cannot have the characters U+FFFE and U+FFFF. Control characters have been
+/// escaped already.
 fn xml(text: &str) -> String {
+    let text = text.replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}");
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
