@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_comes_in_words_is_told_from_the_rest() {
         let words: Vec<u8> =
-            (0..20_000u32).flat_map(|n| (0xe590_0000 | n * n % 8191).to_le_bytes()).collect();
+            (0..20_000u32).flat_map(|n| (0xe590_0000 | (n * n % 8191)).to_le_bytes()).collect();
         let text = text(words.len());
         for base in [&[][..], &text[..5000], &words[..5000]] {
             assert_eq!(contexts(base, &words), (3, 0, 2));

@@ -9,9 +9,10 @@ use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+
 use std::time::Duration;
 
+use super::pace::{Pace, TURN_COUNT};
 use super::wakeup::Wakeup;
 use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Slot, Syncs, fork, sys};
 use crate::system;
@@ -19,9 +20,10 @@ use crate::system;
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
-/// What a sync counts as that takes longer, so that no single one counts for much.
+/// What syncs count as that take longer: nobody waits for them in vain.
 const SYNC_TIME_MAX: Duration = Duration::from_millis(20);
-/// The offset of the lock of whoever syncs for all.
+/// The offset of the locks of those who sync for all: of the first one, and where several may at
+/// once, of the others.
 const SYNC_TURN_OFFSET: u64 = WRITER_LOCK_OFFSET + 1;
 /// The offset of the locks that show for which txgs somebody waits: behind any extent.
 const AWAITED_OFFSET: u64 = 1 << 59;
@@ -55,8 +57,7 @@ pub struct Identity {
 pub struct FileDevice {
     file: File,
     read_only: bool,
-    /// The mean time of the last syncs, in nanoseconds; 0 if there was none.
-    sync_ns: AtomicU64,
+    pace: Pace,
     syncs: Syncs,
     pins: Pins,
     fillers: Fillers,
@@ -95,8 +96,8 @@ impl FileDevice {
     fn new(open: impl FnOnce() -> io::Result<File>, read_only: bool) -> io::Result<FileDevice> {
         // A mapping keeps the locks of its file too.
         let (file, wakeup) = fork::open(open, Wakeup::new)?;
-        let (sync_ns, syncs, pins, fillers) = Default::default();
-        Ok(FileDevice { file, read_only, sync_ns, syncs, pins, fillers, wakeup })
+        let (pace, syncs, pins, fillers) = Default::default();
+        Ok(FileDevice { file, read_only, pace, syncs, pins, fillers, wakeup })
     }
 
     /// Tells the system that reads will be scattered.
@@ -257,16 +258,16 @@ impl Device for FileDevice {
     fn sync_data(&self) -> io::Result<()> {
         let mut done = Ok(());
         let took = system::time(|| done = self.file.sync_data());
-        let took = took.min(SYNC_TIME_MAX).as_nanos() as u64;
-        // Syncs of one file take turns, so nobody else changes it meanwhile.
-        let before = self.sync_ns.load(Ordering::Relaxed);
-        let mean = if before == 0 { took } else { (3 * before + took) / 4 };
-        self.sync_ns.store(mean, Ordering::Relaxed);
+        self.pace.note_sync(took);
         done
     }
 
     fn sync_time(&self) -> Duration {
-        Duration::from_nanos(self.sync_ns.load(Ordering::Relaxed))
+        self.pace.sync_time().min(SYNC_TIME_MAX)
+    }
+
+    fn syncs_in_parallel(&self) -> bool {
+        self.pace.is_parallel()
     }
 
     fn report_losses(&self) -> io::Result<()> {
@@ -278,12 +279,19 @@ impl Device for FileDevice {
     }
 
     fn try_sync_turn(&self) -> io::Result<bool> {
-        sys::ofd_lock(&self.file, SYNC_TURN_OFFSET, 1, sys::Lock::Try)
+        for turn in 0..self.pace.turns() {
+            if sys::ofd_lock(&self.file, SYNC_TURN_OFFSET + turn, 1, sys::Lock::Try)? {
+                self.pace.note_turn(turn);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn end_sync_turn(&self) {
         // As with the writer lock, this cannot fail.
-        let _ = sys::ofd_lock(&self.file, SYNC_TURN_OFFSET, 1, sys::Lock::Release);
+        let _ = sys::ofd_lock(&self.file, SYNC_TURN_OFFSET, TURN_COUNT, sys::Lock::Release);
+        self.pace.note_turn(0);
         self.wakeup.wake(Awaited::SyncTurn);
     }
 

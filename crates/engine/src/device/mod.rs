@@ -21,6 +21,7 @@ mod file;
 mod fillers;
 mod fork;
 mod memory;
+mod pace;
 mod pins;
 mod syncs;
 mod sys;
@@ -67,6 +68,10 @@ pub trait Device: Send + Sync + Debug {
     fn sync_time(&self) -> Duration {
         Duration::ZERO
     }
+    /// Whether syncs of several users at once are known to take no longer than one.
+    fn syncs_in_parallel(&self) -> bool {
+        false
+    }
     /// Fails if the system has lost data that was written since the device was opened and has not
     /// told this device yet. It tells each device once, so call [`Syncs::report_losses`] instead. A
     /// device that cannot tell without a sync reports nothing.
@@ -78,8 +83,9 @@ pub trait Device: Send + Sync + Debug {
     fn syncs(&self) -> Option<&Syncs> {
         None
     }
-    /// Takes the turn to sync for all users of the medium if it is free, and returns whether it
-    /// did. A device without other users need not ask.
+    /// Takes a turn to sync for all users of the medium if one is free, and returns whether it did.
+    /// There are several only where syncs at once take no longer than one, or that is to be found
+    /// out. A device without other users need not ask.
     fn try_sync_turn(&self) -> io::Result<bool> {
         Ok(true)
     }

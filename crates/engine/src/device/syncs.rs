@@ -10,10 +10,11 @@
 //! of threads share two syncs: the one in progress, and the next.
 //!
 //! Processes share syncs as well ([`Syncs::sync_txg`]). Who waits for a txg to be durable shows
-//! that. One process has the turn to sync for all: it looks which txgs are awaited, syncs, and then
-//! shows that the last of them is durable. The others look whether theirs is. All of this is locks
-//! of the open file, so it ends with a process that dies, and the others take its turn. Nobody
-//! relies on a turn: whoever waits for too long syncs by itself.
+//! that. One process has the turn to sync for all, or a few where that is no slower (`pace.rs`): it
+//! looks which txgs are awaited, syncs, and then shows that the last of them is durable. The others
+//! look whether theirs is. All of this is locks of the open file, so it ends with a process that
+//! dies, and the others take its turn. Nobody relies on a turn: whoever waits for too long syncs by
+//! itself, beside others.
 //!
 //! * A txg is shown as awaited after its superblock is written, by somebody who does not overwrite
 //!   that superblock before a later txg is known to be durable. Nor do others who know of it.

@@ -170,7 +170,7 @@ impl Store {
     /// other half is made.
     fn gather(&self, waited: Duration) {
         let sync_time = self.device.sync_time();
-        if sync_time < GATHER_FROM {
+        if sync_time < GATHER_FROM || self.device.syncs_in_parallel() {
             return;
         }
         let is_among_others = waited > sync_time / 4;

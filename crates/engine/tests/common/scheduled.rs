@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::Error;
@@ -60,14 +60,16 @@ pub struct World {
     /// txg: the process has claimed the slot.
     pins: Mutex<BTreeSet<(u64, Slot, u64)>>,
     shown: Mutex<Shown>,
+    /// How many processes may sync at once.
+    turn_count: AtomicUsize,
     next_process: AtomicU64,
 }
 
 /// What the processes show to each other about their syncs.
 #[derive(Debug, Default)]
 struct Shown {
-    /// The process that has the turn.
-    turn: Option<u64>,
+    /// The processes that have a turn to sync.
+    turns: BTreeSet<u64>,
     /// The txgs that are awaited, with the process that waits.
     awaited: BTreeSet<(u64, u64)>,
     /// The last txg that each process shows as durable.
@@ -113,7 +115,13 @@ impl World {
         let wrong = Wrong::default();
         sim.set_fault(Some(Box::new(wrong.clone())));
         let (writer, pins, shown, next_process) = Default::default();
-        Arc::new(World { sim, wrong, mutant, writer, pins, shown, next_process })
+        let turn_count = AtomicUsize::new(1);
+        Arc::new(World { sim, wrong, mutant, writer, pins, shown, turn_count, next_process })
+    }
+
+    /// Lets this many processes sync at once, as they do where that takes no longer than one sync.
+    pub fn allow_turns(&self, count: usize) {
+        self.turn_count.store(count, Ordering::Relaxed);
     }
 
     /// Opens the device in a new process.
@@ -175,7 +183,7 @@ impl Scheduled {
         let mut shown = self.world.shown();
         shown.awaited.retain(|(_, process)| *process != self.process);
         shown.durable.remove(&self.process);
-        shown.turn = shown.turn.filter(|process| *process != self.process);
+        shown.turns.remove(&self.process);
         drop(shown);
         self.unlock_writer();
     }
@@ -294,15 +302,15 @@ impl Device for Scheduled {
     fn try_sync_turn(&self) -> io::Result<bool> {
         self.enter("sync turn")?;
         let mut shown = self.world.shown();
-        let is_free = shown.turn.is_none_or(|process| process == self.process);
+        let others = shown.turns.iter().filter(|process| **process != self.process).count();
+        let is_free = others < self.world.turn_count.load(Ordering::Relaxed);
         if is_free {
-            shown.turn = Some(self.process);
+            shown.turns.insert(self.process);
         }
         Ok(is_free)
     }
     fn end_sync_turn(&self) {
-        let mut shown = self.world.shown();
-        shown.turn = shown.turn.filter(|process| *process != self.process);
+        self.world.shown().turns.remove(&self.process);
     }
     fn show_awaited(&self, txg: u64) -> io::Result<()> {
         self.enter("await")?;
