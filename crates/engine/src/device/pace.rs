@@ -15,7 +15,7 @@ pub(super) const TURN_COUNT: u64 = 5;
 const MANY_FROM: Duration = Duration::from_micros(500);
 /// How many syncs must have told how long one takes.
 const LEARNT_FROM: u32 = 8;
-/// Where syncs hold up each other: how often the turn is tried until one is made beside another.
+/// Where syncs hold up each other: how often a turn is tried before one is made beside another.
 const TRIED_EVERY: u32 = 256;
 /// By which part of what a sync took longer the least time rises, so that another disk is noticed.
 const LEAST_PART: u64 = 64;
