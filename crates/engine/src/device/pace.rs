@@ -15,7 +15,7 @@ pub(super) const TURN_COUNT: u64 = 5;
 const MANY_FROM: Duration = Duration::from_micros(500);
 /// How many syncs must have told how long one takes.
 const LEARNT_FROM: u32 = 8;
-/// Where syncs hold up each other: how often a turn is tried before one is made beside another.
+/// Where syncs hold up each other: how often a turn is tried until one is made beside others.
 const TRIED_EVERY: u32 = 256;
 /// By which part of what a sync took longer the least time rises, so that another disk is noticed.
 const LEAST_PART: u64 = 64;
@@ -25,8 +25,8 @@ const TIME_MAX: Duration = Duration::from_millis(200);
 /// How long the syncs of a process have taken. They take turns, so nobody changes it meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// The mean of those in the first turn, in nanoseconds; 0 if there was none. Where many are made
-    /// at once, others hold up these as well.
+    /// The mean of those in the first turn, in nanoseconds; 0 if there was none. Where many are
+    /// made at once, others hold up these as well.
     first_ns: AtomicU64,
     /// The least that one took lately.
     least_ns: AtomicU64,
