@@ -3,8 +3,7 @@
 //! The window is the whole record, with the base that it follows on if it has one, at every level.
 //! So nothing about it is stored: a decoder needs no more than the lengths of both. Levels 1 to 6
 //! search like the presets of xz with these numbers, 7 to 9 like preset 6 with ever longer matches.
-//! What does not come in words, as ARM code and tables of numbers do, is predicted by more bits of
-//! the byte before, and by none of the place; the stream says it.
+//! Text is predicted by more bits of the byte before, and by none of the place; the stream says it.
 //!
 //! The library keeps nothing from one record to the next. An encoder takes a megabyte and 8 to 15
 //! times that length, a decoder that length once. The encoder ends the process if it cannot have
@@ -29,12 +28,11 @@ const DEPTH_AFTER_BASE: i32 = 2000;
 /// Shorter records teach too little about many contexts.
 const CONTEXT_LEN_MIN: usize = 16 << 10;
 /// How many bits of the byte before, and of the place for a literal and for everything else, belong
-/// to a context, unless bytes come in words. Texts and x86 code take 0.3 to 0.5% less by it than
-/// with 3, 0 and 2, as xz has them; ARM code takes 2% more.
-const BYTE_CONTEXT: (u32, u32, u32) = (4, 0, 0);
-/// Bytes come in words if the place within one saves more than one bit in this many. Code of x86
-/// has a hundredth, of ARM a tenth.
-const WORD_GAIN_PART_MIN: f64 = 64.0;
+/// to a context of text. It takes 0.2 to 0.5% less by it than with 3, 0 and 2, as xz has them. So
+/// does some code of x86, but flash images of ARM take 2% more.
+const TEXT_CONTEXT: (u32, u32, u32) = (4, 0, 0);
+/// Text is what has at most one byte in this many that ASCII text has not.
+const OTHER_PART_MAX: usize = 32;
 const OUT_OF_MEMORY: CodecError =
     CodecError::Library { codec: CodecId::Lzma, reason: "out of memory" };
 
@@ -54,8 +52,8 @@ pub(super) fn compress(
             options.depth_limit = DEPTH_AFTER_BASE;
         }
     }
-    if src.len() >= CONTEXT_LEN_MIN && !is_of_words(src) {
-        (options.lc, options.lp, options.pb) = BYTE_CONTEXT;
+    if src.len() >= CONTEXT_LEN_MIN && is_text(src) {
+        (options.lc, options.lp, options.pb) = TEXT_CONTEXT;
     }
     options.dict_size = window_len(base.len() + src.len());
     options.preset_dict = (!base.is_empty()).then(|| base.to_vec());
@@ -70,27 +68,9 @@ pub(super) fn compress(
     }
 }
 
-/// Whether it helps to know where in a word of four bytes a byte is.
-fn is_of_words(bytes: &[u8]) -> bool {
-    let mut counts = [[0u32; 256]; 4];
-    for word in bytes.chunks_exact(4) {
-        for (place, byte) in counts.iter_mut().zip(word) {
-            place[usize::from(*byte)] += 1;
-        }
-    }
-    let mut all = [0; 256];
-    for (byte, sum) in all.iter_mut().enumerate() {
-        *sum = counts.iter().map(|place| place[byte]).sum();
-    }
-    let apart: f64 = counts.iter().map(bits).sum();
-    bits(&all) - apart > bits(&all) / WORD_GAIN_PART_MIN
-}
-
-/// Returns how many bits bytes take that are this frequent, if nothing else is known of them.
-fn bits(counts: &[u32; 256]) -> f64 {
-    let sum: u32 = counts.iter().sum();
-    let seen = counts.iter().filter(|count| **count > 0);
-    seen.map(|count| f64::from(*count) * (f64::from(sum) / f64::from(*count)).log2()).sum()
+fn is_text(bytes: &[u8]) -> bool {
+    let is_other = |byte: &&u8| !matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~');
+    bytes.iter().filter(is_other).count() <= bytes.len() / OTHER_PART_MAX
 }
 
 /// Decompresses `src`, which follows on `base`, into `dst`; returns the length decoded, which is at
@@ -163,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_words_is_told_from_the_rest() {
+    fn text_is_told_from_the_rest() {
         let words: Vec<u8> =
             (0..20_000u32).flat_map(|n| (0xe590_0000 | (n * n % 8191)).to_le_bytes()).collect();
         let text = text(words.len());
         for base in [&[][..], &text[..5000], &words[..5000]] {
             assert_eq!(contexts(base, &words), (3, 0, 2));
-            assert_eq!(contexts(base, &text), BYTE_CONTEXT);
-            assert_eq!(contexts(base, &text[..CONTEXT_LEN_MIN]), BYTE_CONTEXT);
+            assert_eq!(contexts(base, &text), TEXT_CONTEXT);
+            assert_eq!(contexts(base, &text[..CONTEXT_LEN_MIN]), TEXT_CONTEXT);
             assert_eq!(contexts(base, &text[..CONTEXT_LEN_MIN - 1]), (3, 0, 2));
         }
     }
