@@ -107,17 +107,17 @@ mod tests {
         pace
     }
 
-    /// Syncs beside others, as often as there are turns for that in a number of attempts.
+    /// Syncs beside others where there are turns for that, otherwise alone, and returns how often it
+    /// was the former.
     fn beside(pace: &Pace, took: Duration, attempts: u32) -> u32 {
-        let mut count = 0;
+        let (mut count, alone) = (0, pace.sync_time());
         for _ in 0..attempts {
-            if pace.turns() > 1 {
-                count += 1;
-                pace.note_turn(3);
-                pace.note_sync(took);
-                pace.note_turn(0);
-            }
+            let is_beside = pace.turns() > 1;
+            pace.note_turn(if is_beside { 3 } else { 0 });
+            pace.note_sync(if is_beside { took } else { alone });
+            count += u32::from(is_beside);
         }
+        pace.note_turn(0);
         count
     }
 
