@@ -287,7 +287,7 @@ fn what_is_recommended_keeps_apart_what_has_the_same_name() {
     make_copies(&at.join("c"), 5);
     for (paths, pool, stored) in [
         (["a/d", "b/d", "c"], "d.hpk", ["1/d/copy 02", "2/d/copy 03", "3/c/copy 04"]),
-        (["c/", "a/", "b/d"], "c.hpk", ["1/copy 04", "2/d/copy 02", "3/d/copy 03"]),
+        (["c/.", "a/", "b/d"], "c.hpk", ["1/copy 04", "2/d/copy 02", "3/d/copy 03"]),
         (["b/d", "c/copy 00", "c"], "d-2.hpk", ["d/copy 03", "copy 00", "c/copy 04"]),
     ] {
         let estimated = estimate(at, &paths);

@@ -9,7 +9,6 @@ use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-
 use std::time::Duration;
 
 use super::pace::{Pace, TURN_COUNT};

@@ -327,8 +327,9 @@ fn would_meet(paths: &[&Path]) -> bool {
     let names: Option<HashSet<_>> = paths
         .iter()
         .map(|path| {
-            // Of 'SOURCE/', the contents are put there.
-            let is_itself = !path.as_os_str().as_bytes().ends_with(b"/");
+            // Of 'SOURCE/' and 'SOURCE/.', the contents are put there.
+            let bytes = path.as_os_str().as_bytes();
+            let is_itself = !bytes.ends_with(b"/") && !bytes.ends_with(b"/.");
             path.file_name().filter(|_| is_itself)
         })
         .collect();
