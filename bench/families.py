@@ -12,8 +12,9 @@ Each DIR is a family: releases of a program, trees of sources, images (bench/fet
 * the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
   records also with --inflate, and with lzma-9;
 * with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB), DwarFS (mkdwarfs, its default level), borg (zstd-9) and
-  restic (max), as far as they are installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with duperemove if it is installed. Of btrfs
-  the space in use counts, beyond that of the empty file system; the kernel's processor time is not in the table.
+  restic (max), as far as they are installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with
+  duperemove if it is installed. Of btrfs the space in use counts, beyond that of the empty file system; the kernel's
+  processor time is not in the table.
 
 Prints the bytes of each result, in percent of the files, as a multiple of 7-Zip's, and the processor and elapsed time in
 seconds of making it. For the optimised pools also reads 64 KiB at 300 random places of its files through a mount, cold

@@ -4,7 +4,8 @@
  *     LD_PRELOAD=./slow_sync.so SLOW_US=8000 bench/writers.py --mode "rollback FULL"
  *
  * Any number of syncs takes the time of one, as on a disk without a cache. With SLOW_MERGED=PATH one is made at a time, in
- * all processes with this file, and it serves all who came before it began, as Linux empties the cache of a disk.
+ * all processes with this file, and it serves all who came before it began, as Linux empties the cache of a disk. Who is
+ * killed then holds up all others.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -84,7 +84,7 @@ impl Pace {
         self.count.load(Ordering::Relaxed) >= LEARNT_FROM && self.sync_time() >= MANY_FROM
     }
 
-    /// Whether a sync that takes this long was hardly held up. Nobody knows of the longest ones.
+    /// Whether a sync that takes this long was hardly held up. The longest ones tell nothing.
     fn is_as_fast(&self, beside_ns: u64) -> bool {
         let least_ns = self.least_ns.load(Ordering::Relaxed);
         let limit_ns = (least_ns + least_ns / 4).min(TIME_MAX.as_nanos() as u64 / 2);

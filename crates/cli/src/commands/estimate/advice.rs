@@ -4,6 +4,8 @@
 //! the default must save [`GAIN_MIN`] to be recommended.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::hash::Hash;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -141,13 +143,12 @@ fn with_segments<'r>(report: &'r Report<'_>, best: Advice<'r>) -> Option<Advice<
     let found = report.in_segments.as_ref()?;
     let rows = report.rows.iter();
     let row = rows.rev().find(|row| matches!(row.cut, Cut::Chunks(_)))?;
-    let mut pools: Vec<&Path> = report.named.iter().filter_map(pool_of).collect();
+    let pools: Vec<&Path> = report.named.iter().filter_map(pool_of).collect();
     if !pools.is_empty() && pools.len() < report.named.len() {
         // No single command does it.
         return None;
     }
-    pools.sort();
-    if pools.windows(2).any(|two| two[0] == two[1]) {
+    if !are_distinct(&pools) {
         // Each would be optimised alone.
         return None;
     }
@@ -324,20 +325,24 @@ pub fn note_on_chunks(report: &Report<'_>, advice: &Advice<'_>) -> Option<String
 /// Whether what is below some paths would come to lie in one another if 'hardpack put' put all of
 /// them into one directory.
 fn would_meet(paths: &[&Path]) -> bool {
-    let names: Option<HashSet<_>> = paths
-        .iter()
-        .map(|path| {
-            // Of 'SOURCE/' and 'SOURCE/.', the contents are put there.
-            let bytes = path.as_os_str().as_bytes();
-            let is_itself = !bytes.ends_with(b"/") && !bytes.ends_with(b"/.");
-            path.file_name().filter(|_| is_itself)
-        })
-        .collect();
-    paths.len() > 1 && names.is_none_or(|names| names.len() < paths.len())
+    let names: Option<Vec<&OsStr>> = paths.iter().map(|path| stored_name(path)).collect();
+    paths.len() > 1 && names.is_none_or(|names| !are_distinct(&names))
+}
+
+/// The name that 'hardpack put' gives to a source; nothing for 'SOURCE/' and 'SOURCE/.', of which
+/// it puts the contents.
+fn stored_name(path: &Path) -> Option<&OsStr> {
+    let bytes = path.as_os_str().as_bytes();
+    let is_itself = !bytes.ends_with(b"/") && !bytes.ends_with(b"/.");
+    path.file_name().filter(|_| is_itself)
+}
+
+fn are_distinct<T: Eq + Hash>(all: &[T]) -> bool {
+    all.iter().collect::<HashSet<_>>().len() == all.len()
 }
 
 /// The name of a pool that does not exist yet.
-fn unused(name: &std::ffi::OsStr) -> String {
+fn unused(name: &OsStr) -> String {
     let mut pool = name.to_os_string();
     pool.push(".hpk");
     for number in 2..100 {
@@ -374,8 +379,6 @@ pub fn quoted(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsStr;
-
     use super::*;
 
     #[test]
