@@ -8,6 +8,7 @@ pub mod faults;
 pub mod handle;
 pub mod limits;
 pub mod live;
+pub mod losses;
 pub mod meanwhile;
 pub mod media;
 pub mod mutants;

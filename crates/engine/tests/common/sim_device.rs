@@ -182,11 +182,18 @@ impl Disk {
         image
     }
 
+    /// Returns the image after a power loss if of the writes exactly those at the offsets that
+    /// `keeps` chooses have reached the medium, and all other changes.
+    pub fn crash_keeping(&self, keeps: impl Fn(u64) -> bool) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        let is_kept = |op: &&Op| !matches!(op, Op::Write(offset, _) if !keeps(*offset));
+        self.pending.iter().filter(is_kept).for_each(|op| op.apply(&mut image));
+        image
+    }
+
     /// Returns the image if every process dies without a power loss.
     pub fn all_kept(&self) -> Vec<u8> {
-        let mut image = self.durable.clone();
-        self.pending.iter().for_each(|op| op.apply(&mut image));
-        image
+        self.crash_keeping(|_| true)
     }
 }
 

@@ -7,9 +7,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::common::losses::lose_power;
 use crate::common::scheduled::{Mutant, Scheduled, World};
 use crate::common::scheduler::{Scheduler, point};
-use crate::common::sim_device::{Disk, Op, SimDevice};
+use crate::common::sim_device::{Op, SimDevice};
 use crate::common::{Rng, create, env_number, options, problems};
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
@@ -52,6 +53,12 @@ struct Shared {
     things: Mutex<Vec<Thing>>,
     is_lossy: bool,
     anchor_count_max: usize,
+    /// Before one of how many calls a sync is made to fail, or a superblock.
+    fault_one_in: u64,
+    /// How many of eight commits wait to be durable, and one of how many that did is the last
+    /// thing that its process does.
+    durable_of_eight: u64,
+    last_one_in: u64,
     passing: AtomicU64,
     durable: AtomicU64,
 }
@@ -166,7 +173,8 @@ fn commit(shared: &Shared, live: &Live, thing: usize, rng: &mut Rng) -> Result<(
     if rng.one_in(10) {
         return Ok(());
     }
-    let durability = if rng.one_in(4) { Durability::Visible } else { Durability::Durable };
+    let is_durable = rng.below(8) < shared.durable_of_eight;
+    let durability = if is_durable { Durability::Durable } else { Durability::Visible };
     let state = txn.commit(durability).map_err(text)?;
     shared.passing.fetch_add(u64::from(state.superblock.passing), Ordering::Relaxed);
     shared.things()[thing].visible = version;
@@ -176,6 +184,9 @@ fn commit(shared: &Shared, live: &Live, thing: usize, rng: &mut Rng) -> Result<(
             shared.note_durable(&before);
         }
         shared.world.sim.note(note(DURABLE, thing, version));
+        if rng.one_in(shared.last_one_in) {
+            live.device.kill();
+        }
     }
     Ok(())
 }
@@ -213,10 +224,10 @@ fn work(
             Err(_) if shared.is_lossy => continue,
             live => live?,
         };
-        if faults && rng.one_in(16) {
+        if faults && rng.one_in(shared.fault_one_in) {
             shared.world.wrong.fail_sync();
         }
-        if faults && rng.one_in(16) {
+        if faults && rng.one_in(shared.fault_one_in) {
             shared.world.wrong.fail_superblock();
         }
         let (name, done) = match rng.below(12) {
@@ -282,7 +293,10 @@ fn run(seed: u64, mutant: Mutant, is_lossy: bool) -> Result<Ran, String> {
         processes: (0..process_count).map(|_| Process::default()).collect(),
         things: Mutex::new(vec![Thing::default(); thread_count]),
         is_lossy,
-        anchor_count_max: 1 + rng.below(3) as usize,
+        anchor_count_max: 1 + rng.below(5) as usize,
+        fault_one_in: rng.pick(&[4, 16]),
+        durable_of_eight: rng.pick(&[2, 4, 6]),
+        last_one_in: rng.pick(&[2, 8, u64::MAX]),
         passing: AtomicU64::new(0),
         durable: AtomicU64::new(0),
     });
@@ -310,11 +324,8 @@ fn run(seed: u64, mutant: Mutant, is_lossy: bool) -> Result<Ran, String> {
         verify(&image, &bounds).map_err(|error| format!("in the end {error}"))?;
     }
     for _ in 0..CRASH_COUNT {
-        let end = rng.below(trace.len() as u64 + 1) as usize;
-        let mut disk = Disk::new(base.clone());
-        trace[..end].iter().for_each(|op| disk.apply(op));
+        let (end, mut image) = lose_power(&base, &trace, &mut rng);
         let mut bounds = bounds_of(&trace[..end], thread_count);
-        let mut image = disk.crash(&mut rng, 512);
         for life in 0..3 {
             verify(&image, &bounds)
                 .map_err(|error| format!("after operation {end}, power loss {life}: {error}"))?;
@@ -362,15 +373,12 @@ fn relive(image: Vec<u8>, bounds: &mut [(u64, u64)], rng: &mut Rng) -> Result<Ve
         }
     }
     let trace = sim.take_trace();
-    let end = rng.below(trace.len() as u64 + 1) as usize;
-    let end = if rng.one_in(2) { trace.len() } else { end };
-    let mut disk = Disk::new(image);
-    trace[..end].iter().for_each(|op| disk.apply(op));
+    let (end, image) = lose_power(&image, &trace, rng);
     let made = bounds_of(&trace[..end], bounds.len());
     for ((oldest, _), (durable, _)) in bounds.iter_mut().zip(made) {
         *oldest = durable.max(*oldest);
     }
-    Ok(disk.crash(rng, 512))
+    Ok(image)
 }
 
 fn verify(image: &[u8], bounds: &[(u64, u64)]) -> Result<(), String> {

@@ -17,10 +17,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::common::losses::lose_power;
 use crate::common::rewriting;
 use crate::common::scheduled::{Mutant, Scheduled, World};
 use crate::common::scheduler::{Scheduler, point};
-use crate::common::sim_device::{Disk, Op, SimDevice};
+use crate::common::sim_device::{Op, SimDevice};
 use crate::common::{
     Rng, create, env_number, only_file, options, problems, read_all, snapshotting,
 };
@@ -633,10 +634,7 @@ fn run_in(seed: u64, mutant: Mutant, is_lossy: bool) -> Result<Run, String> {
     verify(&shared, &sim.image(), at_end).map_err(|error| format!("in the end {error}"))?;
     let trace = end;
     for _ in 0..CRASH_COUNT {
-        let end = rng.below(trace.len() as u64 + 1) as usize;
-        let mut disk = Disk::new(base.clone());
-        trace[..end].iter().for_each(|op| disk.apply(op));
-        let image = disk.crash(&mut rng, 512);
+        let (end, image) = lose_power(&base, &trace, &mut rng);
         verify(&shared, &image, Some(&trace[..end]))
             .map_err(|error| format!("after a power loss following operation {end} {error}"))?;
     }

@@ -20,22 +20,12 @@ use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 const LONG: Duration = Duration::from_secs(60);
 const DIRTY_LEN_MAX: usize = 1 << 20;
 
-/// Returns the image in which everything up to the last sync is durable, and of what follows
-/// everything that `keeps` says.
-fn crash(base: &[u8], trace: &[Op], keeps: impl Fn(u64, &[u8]) -> bool) -> Vec<u8> {
-    let synced = trace.iter().rposition(|op| matches!(op, Op::Sync)).map_or(0, |at| at + 1);
+/// Returns the image after a power loss that leaves what the last sync made durable, and of what
+/// was written since what lies where `keeps` says.
+fn crash(base: &[u8], trace: &[Op], keeps: impl Fn(u64) -> bool) -> Vec<u8> {
     let mut disk = Disk::new(base.to_vec());
-    trace[..synced].iter().for_each(|op| disk.apply(op));
-    for op in &trace[synced..] {
-        let is_kept = match op {
-            Op::Write(offset, bytes) => keeps(*offset, bytes),
-            _ => true,
-        };
-        if is_kept {
-            disk.apply(op);
-        }
-    }
-    disk.all_kept()
+    trace.iter().for_each(|op| disk.apply(op));
+    disk.crash_keeping(keeps)
 }
 
 /// A large commit makes the state before it durable, although its superblock is passing, and reuses
@@ -82,7 +72,7 @@ fn a_passing_state_that_a_large_commit_has_made_durable_stays() {
     assert_eq!(syncs, 1);
     drop((file, pool));
 
-    let image = crash(&base, &trace, |offset, _| !RING.contains(&offset));
+    let image = crash(&base, &trace, |offset| !RING.contains(&offset));
     let sim = SimDevice::new(image.clone());
     let pool = Pool::open(sim.clone(), options(DIRTY_LEN_MAX)).unwrap();
     assert_eq!(pool.state().txg(), passing.txg());
@@ -100,7 +90,7 @@ fn a_passing_state_that_a_large_commit_has_made_durable_stays() {
     drop((file, pool));
 
     // Of all that, only superblocks reach the medium.
-    let image = crash(&image, &trace, |offset, _| RING.contains(&offset));
+    let image = crash(&image, &trace, |offset| RING.contains(&offset));
     let pool = Pool::open(SimDevice::new(image), options(DIRTY_LEN_MAX)).unwrap();
     let found = pool.state().txg();
     let file = only_file(&pool).unwrap();
