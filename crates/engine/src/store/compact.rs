@@ -6,7 +6,7 @@
 //!
 //! A moved extent keeps its stored bytes, and its pointer keeps everything but the place and the
 //! birth: the bytes are verified against their unchanged checksum, and not recompressed. Tree nodes
-//! in the way are rewritten, like any changed node. Some extents stay where they are: those that a
+//! in the way are rewritten, like any changed node; what is compressed strongly stays so. Some extents stay where they are: those that a
 //! snapshot holds, or may hold; and damaged ones. Those with several pointers are moved separately
 //! (see `compact_shared.rs`). The dedup entry of a moved extent moves with it.
 //!
@@ -325,8 +325,10 @@ impl Txn {
             if let Some(path) = &path {
                 let held = held_in(tree, newest);
                 let nodes = || in_the_way(&aim, path, held, ashift);
-                if let Some((depth, _)) = nodes().next_back() {
-                    self.trees[tree].renew(&mut self.core, &at.key, depth)?;
+                if let Some((depth, _)) = nodes().next_back()
+                    && let Some(Some(place)) = path.places.get(depth)
+                {
+                    self.trees[tree].renew(&mut self.core, &at.key, (depth, place))?;
                     self.core.changed = true;
                     moved.nodes += nodes().count() as u64;
                 }

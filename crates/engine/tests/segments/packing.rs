@@ -8,7 +8,7 @@ use crate::common::segments::{
     Files, GOAL, assert_holds, compact, each_crash, empty_pool, file_at, optimize, put, recorded,
 };
 use crate::common::sim_device::Op;
-use crate::common::{Rng, options, read_all};
+use crate::common::{Rng, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Attributes, Kind, OptimizeStage, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
@@ -159,6 +159,43 @@ fn leaves(pool: &Pool, tree: TreeId) -> Vec<(Pointer, Vec<u8>)> {
         .unwrap();
     }
     found
+}
+
+/// A packed node that only moves is copied. One that was compressed anew would be smaller here: the
+/// pool has come to have lzma.
+#[test]
+fn packed_nodes_move_as_they_are() {
+    const BIRTH: std::ops::Range<usize> = 8..16;
+    let noise = |seed: u64| Rng(seed).noise(600_000);
+    let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+    let files = small_files(4000);
+    put(&pool, b"in-front", &noise(1));
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    optimize(&pool, GOAL);
+    pool.set_property(ROOT, Property::Compression, "lzma-1").unwrap();
+    put(&pool, b"last", &Rng(3).text(50_000));
+    pool.remove_at(b"in-front", 0).unwrap();
+    // None of the names changes from here on.
+    let stored = |pool: &Pool| -> Vec<(Pointer, Vec<u8>)> {
+        let all = leaves(pool, TreeId::Names).into_iter();
+        all.map(|(place, _)| (place.clone(), pool.store().read_stored(&place).unwrap())).collect()
+    };
+    let before = stored(&pool);
+    compact(&pool);
+    let after = stored(&pool);
+    assert_eq!(before.len(), after.len());
+    let mut moved = 0;
+    for ((from, old), (to, new)) in before.iter().zip(after) {
+        let (is_packed, has_moved) = (to.len > 4096, *from != to);
+        if is_packed && has_moved {
+            moved += 1;
+            assert!(old[BIRTH] != new[BIRTH], "{from:?} {to:?}");
+            assert!(old[..8] == new[..8] && old[16..] == new[16..], "{from:?} {to:?}");
+        }
+    }
+    assert!(moved > 3, "{moved} of {}", before.len());
+    assert_holds(&pool, &files);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
 /// A damaged leaf with names of another directory stops nothing that takes part.

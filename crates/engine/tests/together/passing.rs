@@ -14,6 +14,7 @@ use hardpack_engine::Error;
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::Pool;
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 
 /// Longer than any machine needs.
@@ -104,6 +105,46 @@ fn a_passing_state_that_a_large_commit_has_made_durable_stays() {
     let found = read_all(&file).unwrap();
     assert!(found[..4096] == content[..4096] && found[8192..] == content[8192..]);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// Who opens a pool whose newest superblock is passing makes that durable for its first transaction,
+/// also if it then changes nothing. What it says to be durable stays, although another process, which
+/// has the pool open for longer, goes on.
+#[test]
+fn a_passing_state_that_was_made_durable_at_opening_stays() {
+    let sim = SimDevice::new(Vec::new());
+    let device: Arc<dyn Device> = sim.clone();
+    drop(create(&device, &[], DIRTY_LEN_MAX));
+    let live = Pool::open(sim.handle(), options(DIRTY_LEN_MAX)).unwrap();
+    live.store().lower_anchor_count_max(1);
+    let file = only_file(&live).unwrap();
+    let commit = |byte: u8| {
+        file.write_at(&[byte; 9], 0).unwrap();
+        file.commit(Durability::Visible).unwrap();
+    };
+    while !live.state().superblock.passing {
+        commit(1);
+    }
+    commit(2);
+    let base = sim.image();
+    sim.take_trace();
+    let late = Pool::open(sim.handle(), options(DIRTY_LEN_MAX)).unwrap();
+    assert!(late.state().superblock.passing);
+    drop(late.store().begin(ChecksumKind::default()).unwrap());
+    late.store().make_durable().unwrap();
+    let mut disk = Disk::new(base);
+    sim.take_trace().iter().for_each(|op| disk.apply(op));
+    for count in 0..20 {
+        commit(3 + count);
+        sim.take_trace().iter().for_each(|op| disk.apply(op));
+        // Of all that follows, only superblocks reach the medium.
+        let image = disk.crash_keeping(|offset| (RING_OFFSET..EXTENTS_OFFSET).contains(&offset));
+        let found = Pool::open(SimDevice::new(image).handle(), options(DIRTY_LEN_MAX)).unwrap();
+        let mut bytes = [0; 9];
+        only_file(&found).unwrap().read_at(&mut bytes, 0).unwrap();
+        assert!(bytes[0] >= 2, "after {count} more commits, {} is found", bytes[0]);
+        assert_eq!(problems(&found).unwrap(), Vec::<String>::new());
+    }
 }
 
 /// More commits wait for a sync than the ring has slots: all of them are visible at once, and two

@@ -13,6 +13,8 @@
 //! whatever the tree holds. In an interior node, a value is a pointer to a child, and its key is a
 //! lower bound of the child's keys, greater than all keys of the previous child.
 
+use std::ops::Range;
+
 use crate::codec::{self, Compression, Encoded, Policy};
 use crate::error::{Error, Location, Result};
 use crate::store::format::fields::{FieldReader, FieldWriter};
@@ -39,6 +41,8 @@ pub const LEVEL_MAX: u8 = 24;
 pub const NODE_HEADER_LEN: usize = 40;
 
 const MAGIC: &[u8; 4] = b"HPKN";
+/// Where the birth lies in a stored node.
+const BIRTH: Range<usize> = 8..16;
 const ENTRY_HEADER_LEN: usize = 4;
 
 /// A tree node: sorted entries.
@@ -270,6 +274,13 @@ impl Node {
         f.u64(twox_hash::XxHash3_64::oneshot(stored));
         f.bytes(stored);
         Ok(out)
+    }
+
+    /// Gives a stored node another birth.
+    pub fn set_birth(stored: &mut [u8], birth: Txg) {
+        if let Some(old) = stored.get_mut(BIRTH) {
+            old.copy_from_slice(&birth.0.to_le_bytes());
+        }
     }
 
     /// Decodes a stored node of tree `tree`; `offset` is only for messages.

@@ -18,10 +18,13 @@ use crate::units::{Sector, Txg};
 const TREE: TreeId = TreeId::Map;
 
 /// Holds placed nodes as stored bytes. Retiring a node twice, or reading a retired one, is an
-/// error.
+/// error, and so is calling a node the same as a retired one that it is not.
 #[derive(Default)]
 struct MemorySink {
     nodes: HashMap<u64, Vec<u8>>,
+    retired: HashMap<u64, Vec<u8>>,
+    /// How many nodes were stored again as they were.
+    renewed: usize,
     next: u64,
     checksum: ChecksumKind,
     /// Whether nodes may be as long as packed ones.
@@ -41,16 +44,23 @@ impl NodeSource for MemorySink {
 impl NodeSink for MemorySink {
     fn retire(&mut self, _tree: TreeId, pointer: &Pointer) {
         let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
-        assert!(self.nodes.remove(&sector.0).is_some(), "node {} is retired twice", sector.0);
+        let stored = self.nodes.remove(&sector.0);
+        let stored = stored.unwrap_or_else(|| panic!("node {} is retired twice", sector.0));
+        self.retired.insert(sector.0, stored);
     }
 
     fn payload_max(&self, _tree: TreeId) -> usize {
         if self.is_packing { PACKED_PAYLOAD_MAX } else { NODE_PAYLOAD_MAX }
     }
 
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer> {
+    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer> {
         assert!(!node.is_empty(), "an empty node is stored");
         let stored = node.encode(tree, Txg(3), &GUID)?;
+        if let Some(old) = old {
+            let Place::Extent { sector, .. } = old.place else { panic!("nodes have extents") };
+            assert!(self.retired[&sector.0] == stored, "a node is not what it was");
+            self.renewed += 1;
+        }
         let sector = Sector(self.next);
         self.next += 1;
         let (stored_len, len) = (stored.len() as u32, node.payload_len() as u32);
@@ -168,6 +178,16 @@ impl Pair {
         }
     }
 
+    /// Has the lowest committed node on the path to a key rewritten.
+    fn renew(&mut self, n: u16) {
+        let key = self.key(n);
+        let Some(path) = self.tree.path_to(&mut self.sink, &key).unwrap() else { return };
+        let lowest = path.places.iter().enumerate().rev().find_map(|(d, p)| Some((d, p.as_ref()?)));
+        if let Some(lowest) = lowest {
+            self.tree.renew(&mut self.sink, &key, lowest).unwrap();
+        }
+    }
+
     fn depth(&mut self) -> u8 {
         self.flush().map_or(0, |root| self.sink.load(TREE, &root).unwrap().level + 1)
     }
@@ -185,6 +205,7 @@ enum Op {
     Reopen,
     Merge(u8, u8),
     Pack(bool),
+    Renew(u16),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -197,7 +218,8 @@ fn op() -> impl Strategy<Value = Op> {
         4 => key.clone().prop_map(Op::Remove),
         2 => (key.clone(), 1..9_u16, 1..250_u16)
             .prop_map(|(from, step, count)| Op::RemoveMany { from, step, count }),
-        4 => (key, 0..50_usize).prop_map(|(n, limit)| Op::Look(n, limit)),
+        4 => (key.clone(), 0..50_usize).prop_map(|(n, limit)| Op::Look(n, limit)),
+        2 => key.prop_map(Op::Renew),
         1 => Just(Op::Scan),
         2 => Just(Op::Flush),
         1 => Just(Op::Reopen),
@@ -232,6 +254,7 @@ fn run(pair: &mut Pair, ops: &[Op]) {
             }
             Op::Merge(level, spares) => pair.merge(level, spares),
             Op::Pack(on) => pair.sink.is_packing = on,
+            Op::Renew(n) => pair.renew(n),
         }
     }
     pair.scan_all();
@@ -290,6 +313,23 @@ fn deep_trees_grow_and_shrink() {
     }
 }
 
+/// Only a node that nothing has changed is stored again as it was.
+#[test]
+fn renewed_nodes_are_stored_as_they_were() {
+    let mut pair = Pair::new(14, ChecksumKind::Xxh3);
+    (0..2000).for_each(|n| pair.insert(n, vec![n as u8; 60]));
+    pair.flush();
+    pair.renew(700);
+    pair.flush();
+    assert_eq!(pair.sink.renewed, 1);
+    pair.renew(700);
+    pair.renew(1900);
+    pair.insert(700, vec![1; 60]);
+    pair.flush();
+    assert_eq!(pair.sink.renewed, 2);
+    pair.scan_all();
+}
+
 /// A tree of a few long nodes, which are split again by what is inserted, and not by what moves.
 #[test]
 fn merged_nodes_stay_long_until_something_is_inserted() {
@@ -342,7 +382,7 @@ fn a_child_of_the_wrong_level_is_corruption() {
     };
     let mut node = Node::new(5);
     node.insert(0, &[], &leaf.to_bytes());
-    let wrong = pair.sink.place(TREE, &Arc::new(node)).unwrap();
+    let wrong = pair.sink.place(TREE, &Arc::new(node), None).unwrap();
     let mut tree = TxnTree::new(TREE, Some(wrong));
     assert!(tree.get(&mut pair.sink, &[1]).unwrap_err().is_corruption());
     assert!(tree.insert(&mut pair.sink, &[1], &[]).unwrap_err().is_corruption());

@@ -35,8 +35,8 @@ pub trait NodeSource {
 pub trait NodeSink: NodeSource {
     /// Retires a committed or flushed node that is no longer part of the tree.
     fn retire(&mut self, tree: TreeId, pointer: &Pointer);
-    /// Stores a node.
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer>;
+    /// Stores a node. `old` is where the same node lies so far, if it only changes its place.
+    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer>;
     /// The payload that a node may have before it is split.
     fn payload_max(&self, _tree: TreeId) -> usize {
         NODE_PAYLOAD_MAX
@@ -79,6 +79,8 @@ pub struct TxnTree {
     tree: TreeId,
     root: Link,
     dirty: HashMap<u64, Arc<Node>>,
+    /// Those among them that are as they were, with their old places.
+    renewed: HashMap<u64, Pointer>,
     next_id: u64,
 }
 
@@ -130,7 +132,7 @@ impl TxnTree {
     /// Creates the tree with this committed root.
     pub fn new(tree: TreeId, root: Option<Pointer>) -> TxnTree {
         let root = root.map_or(Link::Empty, Link::Clean);
-        TxnTree { tree, root, dirty: HashMap::new(), next_id: 0 }
+        TxnTree { tree, root, dirty: HashMap::new(), renewed: HashMap::new(), next_id: 0 }
     }
 
     /// The number of nodes that are changed and not flushed.
@@ -319,6 +321,7 @@ impl TxnTree {
 
     fn node_mut(&mut self, id: u64) -> Result<&mut Node> {
         let tree = self.tree;
+        self.renewed.remove(&id);
         self.dirty.get_mut(&id).map(Arc::make_mut).ok_or_else(|| lost(tree, id))
     }
 
@@ -500,6 +503,7 @@ impl TxnTree {
         if let Link::Dirty(id) = self.root {
             self.root = Link::Clean(self.flush_node(sink, id)?);
             debug_assert!(self.dirty.is_empty());
+            self.renewed.clear();
         }
         match &self.root {
             Link::Clean(pointer) => Ok(Some(pointer.clone())),
@@ -529,7 +533,7 @@ impl TxnTree {
                 }
             }
         }
-        sink.place(self.tree, &node)
+        sink.place(self.tree, &node, self.renewed.remove(&id).as_ref())
     }
 }
 

@@ -46,9 +46,17 @@ impl TxnTree {
         }
     }
 
-    /// Has the nodes on the path to `key` rewritten, down to `depth` levels below the root.
-    pub fn renew(&mut self, sink: &mut impl NodeSink, key: &[u8], depth: usize) -> Result<()> {
-        self.path_mut(sink, key, depth).map(drop)
+    /// Has the nodes on the path to `key` rewritten, down to `depth` levels below the root, where
+    /// the committed one at `place` lies.
+    pub fn renew(
+        &mut self,
+        sink: &mut impl NodeSink,
+        key: &[u8],
+        (depth, place): (usize, &Pointer),
+    ) -> Result<()> {
+        let id = self.path_mut(sink, key, depth)?;
+        self.renewed.insert(id, place.clone());
+        Ok(())
     }
 
     /// Makes these nodes private, and returns the id of the lowest.

@@ -94,10 +94,10 @@ impl Store {
         self.refuse_if_gone(&txn.core.base)?;
         txn.core.base.superblock.check_writable()?;
         self.refuse_if_cut_short(&txn.core.base)?;
-        let base = &txn.core.base;
+        let base = Arc::clone(&txn.core.base);
         // A passing one found at opening may be all that is left of what somebody relied on: who
         // syncs with this lock takes it for durable, and reuses space, before the next superblock
-        // that says so has reached the medium. From then on that one protects it.
+        // that says so has reached the medium.
         let may_be_relied_on =
             base.superblock.passing && self.doubtful.load(Ordering::Acquire) == base.txg().0;
         let is_first = base.superblock.sync_first || may_be_relied_on;
@@ -105,11 +105,18 @@ impl Store {
         if syncs && may_sync == MaySync::No {
             return Err(Error::Busy);
         }
-        self.reaffirm(&txn.core.base)?;
+        self.reaffirm(&base)?;
         if syncs {
             // Nobody can commit meanwhile, so the state need not be guarded.
             self.sync_device()?;
-            self.note_durable(&txn.core.base);
+            if may_be_relied_on {
+                if let Err(error) = txn.call_durable() {
+                    self.doubtful.store(base.txg().0, Ordering::Release);
+                    return Err(error);
+                }
+                return self.begin_now(checksum, patience, may_sync);
+            }
+            self.note_durable(&base);
             txn.rebase(self.state());
         }
         txn.load_holders()?;

@@ -420,7 +420,7 @@ impl NodeSink for TxnCore {
         }
     }
 
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer> {
+    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer> {
         let store = Arc::clone(&self.store);
         // Small commits should be fast, large ones write many nodes, and packed ones stay for long.
         let is_packed = node.payload_len() > NODE_PAYLOAD_MAX;
@@ -434,7 +434,15 @@ impl NodeSink for TxnCore {
             false if !self.is_large(0) => Compression::Lz4,
             _ => Compression::Zstd(3),
         };
-        let stored = node.encode_with(compression, tree, self.txg, &store.guid())?;
+        // To compress a packed one again takes a thousand times as long as to read it.
+        let old = old.filter(|_| is_packed).and_then(|old| store.read_stored(old).ok());
+        let stored = match old {
+            Some(mut stored) => {
+                Node::set_birth(&mut stored, self.txg);
+                stored
+            }
+            None => node.encode_with(compression, tree, self.txg, &store.guid())?,
+        };
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
         self.stats.count_node(&pointer, self.ashift(), true);
