@@ -6,9 +6,10 @@
 //!
 //! A moved extent keeps its stored bytes, and its pointer keeps everything but the place and the
 //! birth: the bytes are verified against their unchanged checksum, and not recompressed. Tree nodes
-//! in the way are rewritten, like any changed node; what is compressed strongly stays so. Some extents stay where they are: those that a
-//! snapshot holds, or may hold; and damaged ones. Those with several pointers are moved separately
-//! (see `compact_shared.rs`). The dedup entry of a moved extent moves with it.
+//! in the way are rewritten, like any changed node, apart from packed ones, which are copied too.
+//! Some extents stay where they are: those that a snapshot holds, or may hold; and damaged ones.
+//! Those with several pointers are moved separately (see `compact_shared.rs`). The dedup entry of a
+//! moved extent moves with it.
 //!
 //! The old place is freed as by any other change, so that readers of older states, and recovery
 //! after a loss of power, find it untouched until the move is durable. If a step fails, the

@@ -107,9 +107,9 @@ fn a_passing_state_that_a_large_commit_has_made_durable_stays() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// Who opens a pool whose newest superblock is passing makes that durable for its first transaction,
-/// also if it then changes nothing. What it says to be durable stays, although another process, which
-/// has the pool open for longer, goes on.
+/// Who opens a pool whose newest superblock is passing makes that durable for its first
+/// transaction, also if it then changes nothing. What it says to be durable stays, although another
+/// process, which has the pool open for longer, goes on.
 #[test]
 fn a_passing_state_that_was_made_durable_at_opening_stays() {
     let sim = SimDevice::new(Vec::new());
