@@ -21,6 +21,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::device::Device;
+use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 
 use super::Rng;
 use super::handle::Handle;
@@ -168,8 +169,11 @@ impl Disk {
             order.truncate(order.len() - lost);
         }
         let tears = rng.one_in(2);
+        // What lies together may be written together: only superblocks, or all the rest.
+        let front = rng.pick(&[None, None, None, Some(true), Some(false)]);
+        let is_front = |op: &Op| matches!(op, Op::Write(offset, _) if *offset < EXTENTS_OFFSET);
         for op in order {
-            if rng.below(of) >= keep {
+            if rng.below(of) >= keep || front.is_some_and(|front| is_front(op) != front) {
                 continue;
             }
             match op {
