@@ -49,7 +49,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use self::cache::Caches;
@@ -107,6 +107,8 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
+    /// How many commits may look for room before the next transaction (see `txn/room.rs`).
+    rounds_for_room: AtomicU8,
     /// How many superblocks may have to stay in the ring before further ones are passing.
     anchor_count_max: AtomicUsize,
     /// How many commits became durable at once when some last did.

@@ -1,6 +1,6 @@
 //! Creates and opens pools: the newest state, an older one, or a snapshot.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;
@@ -184,6 +184,7 @@ impl Store {
             last_group: AtomicU64::new(0),
             adoptions_synced: AtomicU64::new(0),
             syncs_not_put_off: AtomicU64::new(0),
+            rounds_for_room: AtomicU8::new(0),
             anchor_count_max: AtomicUsize::new(ANCHOR_COUNT_MAX),
             adoptions: AtomicU64::new(0),
             own_txg: AtomicU64::new(0),

@@ -3,6 +3,7 @@
 mod again;
 #[path = "../common/mod.rs"]
 mod common;
+mod full;
 mod index;
 mod meanwhile;
 mod mixes;

@@ -119,8 +119,22 @@ impl Store {
             self.note_durable(&base);
             txn.rebase(self.state());
         }
+        if may_sync == MaySync::Yes {
+            match txn.find_room()? {
+                Some(same) => txn = same,
+                None => return self.begin_now(checksum, patience, may_sync),
+            }
+        }
         txn.load_holders()?;
         Ok(txn)
+    }
+
+    /// Makes room on a full disk for whoever comes next, if a write has failed for lack of it.
+    pub(in crate::store) fn make_room(self: &Arc<Store>) {
+        if self.rounds_for_room.load(Ordering::Acquire) > 0 {
+            // Whoever needs it is told what fails.
+            let _ = self.begin_now(ChecksumKind::default(), Patience::None, MaySync::Yes);
+        }
     }
 
     /// Begins a transaction on a pool that was cut short, to restore an older state or to verify

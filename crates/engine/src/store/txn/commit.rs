@@ -78,7 +78,11 @@ impl Txn {
         if durability == Durability::Durable && self.core.base.needs_successor() {
             self.core.changed = true;
         }
-        self.publish()?;
+        if let Err(error) = self.publish() {
+            drop(self);
+            store.make_room();
+            return Err(error);
+        }
         // Nobody else has committed yet, so this is the state published above, or the base.
         if durability == Durability::Visible {
             let state = store.state();
@@ -124,11 +128,11 @@ impl Txn {
         self.rebase(Arc::new(base));
         (self.core.durable, self.core.changed) = (known, true);
         self.load_holders()?;
-        self.commit(Durability::Visible).map(drop)
+        self.publish()
     }
 
     /// Makes the changes the newest state, if there are any.
-    fn publish(&mut self) -> Result<()> {
+    pub(super) fn publish(&mut self) -> Result<()> {
         let store = Arc::clone(&self.core.store);
         if self.core.changed {
             self.settle_index()?;

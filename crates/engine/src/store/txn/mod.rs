@@ -12,6 +12,7 @@ pub(super) mod commit;
 mod extents;
 pub mod holds;
 pub(in crate::store) mod provision;
+mod room;
 pub mod roots;
 pub(super) mod write_buffer;
 

@@ -12,7 +12,7 @@ use crate::store::format::superblock::WINDOW_COUNT_MAX;
 use crate::store::format::trees::TreeId;
 use crate::store::space::SMALL_EXTENT_SECTORS;
 use crate::store::space::aim::Aim;
-use crate::store::tree::TxnTree;
+use crate::store::tree::{Entry, TxnTree};
 use crate::units::{Run, Sector, Txg};
 
 /// The number of entries in the freed tree that makes emptying it worthwhile.
@@ -177,11 +177,7 @@ pub(in crate::store) fn drain(
     if !worth_it {
         return Ok(());
     }
-    // The durable state and every state that is being read reach what later txgs freed. A key with
-    // the next txg sorts after all those that are moved.
-    let last = core.store.oldest_pin(core.durable, &core.base).unwrap_or(core.durable);
-    let to = freed_key(last.next(), Sector(0));
-    let entries = freed.range(core, &[], &to, DRAIN_COUNT_MAX)?;
+    let entries = reusable(core, freed, DRAIN_COUNT_MAX)?;
     let mut runs = Vec::with_capacity(entries.len());
     for (key, value) in entries {
         let (_, run) = freed_entry(&key, &value)?;
@@ -202,6 +198,19 @@ pub(in crate::store) fn drain(
         release(core, space, run)?;
     }
     shrink(core, space)
+}
+
+/// Whether there is anything that [`drain`] may move.
+pub(in crate::store) fn has_reusable(core: &mut TxnCore, freed: &TxnTree) -> Result<bool> {
+    Ok(!reusable(core, freed, 1)?.is_empty())
+}
+
+/// Returns up to `count` entries of the freed tree with runs that may now be reused.
+fn reusable(core: &mut TxnCore, freed: &TxnTree, count: usize) -> Result<Vec<Entry>> {
+    // The durable state and every state that is being read reach what later txgs freed. A key with
+    // the next txg sorts after all those that are moved.
+    let last = core.store.oldest_pin(core.durable, &core.base).unwrap_or(core.durable);
+    freed.range(core, &[], &freed_key(last.next(), Sector(0)), count)
 }
 
 /// Adds a reusable run to the space tree, merged with its neighbours.

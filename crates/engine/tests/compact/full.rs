@@ -1,0 +1,77 @@
+//! A full disk: what a pool has freed lets it go on, whatever kept that from being reused before.
+
+use std::sync::Arc;
+
+use crate::common::limits::BoundedDevice;
+use crate::common::{Rng, create, only_file, options, problems};
+use hardpack_engine::Error;
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{File, Pool, Property};
+use hardpack_engine::store::Durability;
+
+const PART_LEN: usize = 40_000;
+const PART_COUNT: u64 = 10;
+const DIRTY_LEN_MAX: usize = 1 << 20;
+
+fn disk(image: Vec<u8>, len: u64) -> Arc<dyn Device> {
+    Arc::new(BoundedDevice::new(image, u64::MAX, len))
+}
+
+/// Writes to one of the parts of a file.
+fn write(file: &File, rng: &mut Rng, len: usize, durability: Durability) -> Result<(), Error> {
+    let (bytes, at) = (rng.noise(len), rng.below(PART_COUNT) * PART_LEN as u64);
+    let done = file.write_at(&bytes, at).and_then(|()| file.commit(durability));
+    if done.is_err() {
+        file.discard();
+    }
+    done
+}
+
+/// Writes until not even a byte can be changed, beside somebody who reads the first state, or
+/// without making anything durable. Returns what the pool's file is like then.
+fn fill(len: u64, is_read: bool) -> Vec<u8> {
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, len));
+    let device: Arc<dyn Device> = bounded.clone();
+    let properties: &[(Property, &str)] =
+        if is_read { &[(Property::Concurrency, "snapshot")] } else { &[] };
+    let pool = create(&device, properties, DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(len);
+    file.write_at(&rng.noise(PART_LEN * PART_COUNT as usize), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let pin = is_read.then(|| pool.store().pin().unwrap());
+    let durability = if is_read { Durability::Durable } else { Durability::Visible };
+    for part_len in [PART_LEN, 4000, 400, 1] {
+        let mut count = 0;
+        while write(&file, &mut rng, part_len, durability).is_ok() && count < 4000 {
+            count += 1;
+        }
+    }
+    drop(pin);
+    bounded.image()
+}
+
+#[test]
+fn a_pool_on_a_full_disk_finds_what_it_has_freed() {
+    let (mut failed, mut count) = (0, 0);
+    for (step, is_read) in (0..20).flat_map(|step| [(step, true), (step, false)]) {
+        let len = (2 << 20) + step * 1536;
+        let mut image = fill(len, is_read);
+        // Each in a new process, as a command is.
+        let mut outcomes = Vec::new();
+        for _ in 0..3 {
+            let bounded = Arc::new(BoundedDevice::new(image, u64::MAX, len));
+            let device: Arc<dyn Device> = bounded.clone();
+            let pool = Pool::open(device, options(DIRTY_LEN_MAX)).unwrap();
+            let file = only_file(&pool).unwrap();
+            outcomes.push(write(&file, &mut Rng(step), 5000, Durability::Durable).is_ok());
+            image = bounded.image();
+        }
+        failed += u32::from(!outcomes[0]);
+        count += 1;
+        assert!(outcomes[1] && outcomes[2], "{len} bytes, {is_read}: {outcomes:?}");
+        let pool = Pool::open(disk(image, len), options(DIRTY_LEN_MAX)).unwrap();
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
+    assert!(failed > 0, "none of {count} was full");
+}
