@@ -1,6 +1,6 @@
 //! Creates and opens pools: the newest state, an older one, or a snapshot.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;

@@ -75,11 +75,17 @@ impl MainFile {
 
     /// Drops the pages of an unfinished checkpoint; the next checkpoint writes them again.
     pub(super) fn end_checkpoint(&mut self) {
-        if std::mem::take(&mut self.is_checkpointing) && self.wrote {
-            if let Some(file) = &self.file {
-                file.discard();
-            }
-            self.wrote = false;
+        if std::mem::take(&mut self.is_checkpointing) {
+            self.drop_changes();
+        }
+    }
+
+    /// Drops the changes that are not committed.
+    pub(super) fn drop_changes(&mut self) {
+        if std::mem::take(&mut self.wrote)
+            && let Some(file) = &self.file
+        {
+            file.discard();
         }
     }
 
@@ -179,11 +185,6 @@ impl MainFile {
         self.announced = false;
         self.published = false;
         self.busy.reset();
-        if self.wrote {
-            if let Some(file) = &self.file {
-                file.discard();
-            }
-            self.wrote = false;
-        }
+        self.drop_changes();
     }
 }

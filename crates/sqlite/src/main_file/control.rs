@@ -92,6 +92,10 @@ impl MainFile {
                 self.journal_on_disk = false;
                 let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;
+                if code != SQLITE_OK {
+                    // The journal is gone, and in exclusive locking mode nothing else tells either.
+                    self.drop_changes();
+                }
                 code
             }
             SQLITE_FCNTL_BUSYHANDLER => {
