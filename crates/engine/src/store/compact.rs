@@ -326,10 +326,8 @@ impl Txn {
             if let Some(path) = &path {
                 let held = held_in(tree, newest);
                 let nodes = || in_the_way(&aim, path, held, ashift);
-                if let Some((depth, _)) = nodes().next_back()
-                    && let Some(Some(place)) = path.places.get(depth)
-                {
-                    self.trees[tree].renew(&mut self.core, &at.key, (depth, place))?;
+                if let Some((depth, _)) = nodes().next_back() {
+                    self.trees[tree].renew(&mut self.core, &at.key, depth)?;
                     self.core.changed = true;
                     moved.nodes += nodes().count() as u64;
                 }

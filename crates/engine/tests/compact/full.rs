@@ -13,7 +13,7 @@ const PART_LEN: usize = 40_000;
 const PART_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;
 
-fn disk(image: Vec<u8>, len: u64) -> Arc<dyn Device> {
+fn disk(image: Vec<u8>, len: u64) -> Arc<BoundedDevice> {
     Arc::new(BoundedDevice::new(image, u64::MAX, len))
 }
 
@@ -30,7 +30,7 @@ fn write(file: &File, rng: &mut Rng, len: usize, durability: Durability) -> Resu
 /// Writes until not even a byte can be changed, beside somebody who reads the first state, or
 /// without making anything durable. Returns what the pool's file is like then.
 fn fill(len: u64, is_read: bool) -> Vec<u8> {
-    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, len));
+    let bounded = disk(Vec::new(), len);
     let device: Arc<dyn Device> = bounded.clone();
     let properties: &[(Property, &str)] =
         if is_read { &[(Property::Concurrency, "snapshot")] } else { &[] };
@@ -60,9 +60,8 @@ fn a_pool_on_a_full_disk_finds_what_it_has_freed() {
         // Each in a new process, as a command is.
         let mut outcomes = Vec::new();
         for _ in 0..3 {
-            let bounded = Arc::new(BoundedDevice::new(image, u64::MAX, len));
-            let device: Arc<dyn Device> = bounded.clone();
-            let pool = Pool::open(device, options(DIRTY_LEN_MAX)).unwrap();
+            let bounded = disk(image, len);
+            let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
             let file = only_file(&pool).unwrap();
             outcomes.push(write(&file, &mut Rng(step), 5000, Durability::Durable).is_ok());
             image = bounded.image();

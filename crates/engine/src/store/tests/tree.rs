@@ -182,9 +182,8 @@ impl Pair {
     fn renew(&mut self, n: u16) {
         let key = self.key(n);
         let Some(path) = self.tree.path_to(&mut self.sink, &key).unwrap() else { return };
-        let lowest = path.places.iter().enumerate().rev().find_map(|(d, p)| Some((d, p.as_ref()?)));
-        if let Some(lowest) = lowest {
-            self.tree.renew(&mut self.sink, &key, lowest).unwrap();
+        if let Some(depth) = path.places.iter().rposition(Option::is_some) {
+            self.tree.renew(&mut self.sink, &key, depth).unwrap();
         }
     }
 

@@ -2,6 +2,7 @@
 //! better, and waste less of their last sectors.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::super::format::pointer::Pointer;
 use super::{Bound, Link, NodeSink, NodeSource, TxnTree, bound_behind, lost};
@@ -83,7 +84,8 @@ impl TxnTree {
             let first = self.child_mut(sink, parent, group.start)?;
             for _ in 1..group.len() {
                 let id = self.child_mut(sink, parent, group.start + 1)?;
-                let node = self.dirty.get(&id).cloned().ok_or_else(|| lost(self.tree, id))?;
+                let dirty = self.dirty.get(&id).ok_or_else(|| lost(self.tree, id))?;
+                let node = Arc::clone(&dirty.node);
                 let into = self.node_mut(first)?;
                 // Lengths in pointers may lie.
                 if into.payload_len() + node.payload_len() > payload_max {

@@ -78,10 +78,16 @@ impl EntryRef {
 pub struct TxnTree {
     tree: TreeId,
     root: Link,
-    dirty: HashMap<u64, Arc<Node>>,
-    /// Those among them that are as they were, with their old places.
-    renewed: HashMap<u64, Pointer>,
+    dirty: HashMap<u64, Dirty>,
     next_id: u64,
+}
+
+/// A node that the transaction stores.
+#[derive(Clone, Debug)]
+struct Dirty {
+    node: Arc<Node>,
+    /// Where it lies so far, as long as it has not changed.
+    old: Option<Pointer>,
 }
 
 /// The link to a node: on disk, or among the changed nodes of this transaction.
@@ -132,7 +138,7 @@ impl TxnTree {
     /// Creates the tree with this committed root.
     pub fn new(tree: TreeId, root: Option<Pointer>) -> TxnTree {
         let root = root.map_or(Link::Empty, Link::Clean);
-        TxnTree { tree, root, dirty: HashMap::new(), renewed: HashMap::new(), next_id: 0 }
+        TxnTree { tree, root, dirty: HashMap::new(), next_id: 0 }
     }
 
     /// The number of nodes that are changed and not flushed.
@@ -143,7 +149,7 @@ impl TxnTree {
     /// The length of the longest payload of such a node.
     #[expect(clippy::disallowed_methods, reason = "the longest is the same in any order")]
     pub fn longest_dirty(&self) -> usize {
-        self.dirty.values().map(|node| node.payload_len()).max().unwrap_or(0)
+        self.dirty.values().map(|dirty| dirty.node.payload_len()).max().unwrap_or(0)
     }
 
     fn resolve(&self, source: &mut impl NodeSource, link: &Link) -> Result<Option<Arc<Node>>> {
@@ -151,7 +157,8 @@ impl TxnTree {
             Link::Empty => Ok(None),
             Link::Clean(pointer) => source.load(self.tree, pointer).map(Some),
             Link::Dirty(id) => {
-                self.dirty.get(id).cloned().map(Some).ok_or_else(|| lost(self.tree, *id))
+                let dirty = self.dirty.get(id).ok_or_else(|| lost(self.tree, *id))?;
+                Ok(Some(Arc::clone(&dirty.node)))
             }
         }
     }
@@ -300,29 +307,34 @@ impl TxnTree {
 
     /// Makes the node behind a link private to the transaction.
     fn make_dirty(&mut self, sink: &mut impl NodeSink, link: &Link, level: u8) -> Result<u64> {
-        let node = match link {
+        let dirty = match link {
             Link::Dirty(id) => return Ok(*id),
             Link::Clean(pointer) => {
                 let node = sink.load(self.tree, pointer)?;
                 sink.retire(self.tree, pointer);
-                node
+                Dirty { node, old: Some(pointer.clone()) }
             }
-            Link::Empty => Arc::new(Node::new(level)),
+            Link::Empty => Dirty { node: Arc::new(Node::new(level)), old: None },
         };
-        Ok(self.add_dirty(node))
+        Ok(self.add_dirty(dirty))
     }
 
-    fn add_dirty(&mut self, node: Arc<Node>) -> u64 {
+    fn add_new(&mut self, node: Node) -> u64 {
+        self.add_dirty(Dirty { node: Arc::new(node), old: None })
+    }
+
+    fn add_dirty(&mut self, dirty: Dirty) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.dirty.insert(id, node);
+        self.dirty.insert(id, dirty);
         id
     }
 
     fn node_mut(&mut self, id: u64) -> Result<&mut Node> {
         let tree = self.tree;
-        self.renewed.remove(&id);
-        self.dirty.get_mut(&id).map(Arc::make_mut).ok_or_else(|| lost(tree, id))
+        let dirty = self.dirty.get_mut(&id).ok_or_else(|| lost(tree, id))?;
+        dirty.old = None;
+        Ok(Arc::make_mut(&mut dirty.node))
     }
 
     fn root_mut(&mut self, sink: &mut impl NodeSink) -> Result<u64> {
@@ -339,7 +351,7 @@ impl TxnTree {
         let id = self.make_dirty(sink, &link, 0)?;
         if link != Link::Dirty(id) {
             if let (Some(parent), Some(child)) = (self.dirty.get(&parent), self.dirty.get(&id)) {
-                check_child(tree, parent, index, None, child)?;
+                check_child(tree, &parent.node, index, None, &child.node)?;
             }
             self.node_mut(parent)?.set_value(index, &Link::Dirty(id).to_value());
         }
@@ -366,7 +378,7 @@ impl TxnTree {
             let mut parent = Node::new(level);
             let first = self.node_mut(root)?.key(0).to_vec();
             parent.insert(0, &first, &Link::Dirty(root).to_value());
-            let parent = self.add_dirty(Arc::new(parent));
+            let parent = self.add_new(parent);
             self.root = Link::Dirty(parent);
             self.split_child(parent, 0, root, key)?;
         }
@@ -414,7 +426,7 @@ impl TxnTree {
         let appended = node.key(node.len() - 1) <= key;
         let upper = node.split(appended);
         let first = upper.key(0).to_vec();
-        let upper = self.add_dirty(Arc::new(upper));
+        let upper = self.add_new(upper);
         self.node_mut(parent)?.insert(index + 1, &first, &Link::Dirty(upper).to_value());
         Ok(())
     }
@@ -475,7 +487,7 @@ impl TxnTree {
         let keep = self.child_mut(sink, parent, left)?;
         let gone = self.child_mut(sink, parent, left + 1)?;
         let gone = self.dirty.remove(&gone).ok_or_else(|| lost(self.tree, gone))?;
-        self.node_mut(keep)?.append(&gone);
+        self.node_mut(keep)?.append(&gone.node);
         self.node_mut(parent)?.remove(left + 1);
         Ok(())
     }
@@ -503,7 +515,6 @@ impl TxnTree {
         if let Link::Dirty(id) = self.root {
             self.root = Link::Clean(self.flush_node(sink, id)?);
             debug_assert!(self.dirty.is_empty());
-            self.renewed.clear();
         }
         match &self.root {
             Link::Clean(pointer) => Ok(Some(pointer.clone())),
@@ -512,7 +523,8 @@ impl TxnTree {
     }
 
     fn flush_node(&mut self, sink: &mut impl NodeSink, id: u64) -> Result<Pointer> {
-        let mut node = self.dirty.remove(&id).ok_or_else(|| lost(self.tree, id))?;
+        let dirty = self.dirty.remove(&id).ok_or_else(|| lost(self.tree, id))?;
+        let Dirty { mut node, old } = dirty;
         if node.level > 0 {
             for index in 0..node.len() {
                 if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
@@ -533,7 +545,7 @@ impl TxnTree {
                 }
             }
         }
-        sink.place(self.tree, &node, self.renewed.remove(&id).as_ref())
+        sink.place(self.tree, &node, old.as_ref())
     }
 }
 

@@ -46,17 +46,9 @@ impl TxnTree {
         }
     }
 
-    /// Has the nodes on the path to `key` rewritten, down to `depth` levels below the root, where
-    /// the committed one at `place` lies.
-    pub fn renew(
-        &mut self,
-        sink: &mut impl NodeSink,
-        key: &[u8],
-        (depth, place): (usize, &Pointer),
-    ) -> Result<()> {
-        let id = self.path_mut(sink, key, depth)?;
-        self.renewed.insert(id, place.clone());
-        Ok(())
+    /// Has the nodes on the path to `key` rewritten, down to `depth` levels below the root.
+    pub fn renew(&mut self, sink: &mut impl NodeSink, key: &[u8], depth: usize) -> Result<()> {
+        self.path_mut(sink, key, depth).map(drop)
     }
 
     /// Makes these nodes private, and returns the id of the lowest.
@@ -68,8 +60,8 @@ impl TxnTree {
     ) -> Result<u64> {
         let mut id = self.root_mut(sink)?;
         for _ in 0..depth {
-            let node = self.dirty.get(&id).ok_or_else(|| lost(self.tree, id))?;
-            let index = node.child_for(key);
+            let dirty = self.dirty.get(&id).ok_or_else(|| lost(self.tree, id))?;
+            let index = dirty.node.child_for(key);
             id = self.child_mut(sink, id, index)?;
         }
         Ok(id)

@@ -106,16 +106,16 @@ impl Store {
             return Err(Error::Busy);
         }
         self.reaffirm(&base)?;
+        if syncs && may_be_relied_on {
+            if let Err(error) = txn.make_base_durable() {
+                self.doubtful.store(base.txg().0, Ordering::Release);
+                return Err(error);
+            }
+            return self.begin_now(checksum, patience, may_sync);
+        }
         if syncs {
             // Nobody can commit meanwhile, so the state need not be guarded.
             self.sync_device()?;
-            if may_be_relied_on {
-                if let Err(error) = txn.call_durable() {
-                    self.doubtful.store(base.txg().0, Ordering::Release);
-                    return Err(error);
-                }
-                return self.begin_now(checksum, patience, may_sync);
-            }
             self.note_durable(&base);
             txn.rebase(self.state());
         }
@@ -127,14 +127,6 @@ impl Store {
         }
         txn.load_holders()?;
         Ok(txn)
-    }
-
-    /// Makes room on a full disk for whoever comes next, if a write has failed for lack of it.
-    pub(in crate::store) fn make_room(self: &Arc<Store>) {
-        if self.rounds_for_room.load(Ordering::Acquire) > 0 {
-            // Whoever needs it is told what fails.
-            let _ = self.begin_now(ChecksumKind::default(), Patience::None, MaySync::Yes);
-        }
     }
 
     /// Begins a transaction on a pool that was cut short, to restore an older state or to verify

@@ -119,10 +119,11 @@ impl Txn {
         Ok((state, awaited))
     }
 
-    /// Publishes a superblock that says that the base is durable, which the caller has synced with
-    /// the writer lock. Other processes learn it from that, and spare the base, whose superblock is
-    /// passing. So nobody relies on it before, and this takes no space that it has freed.
-    pub(in crate::store) fn call_durable(mut self) -> Result<()> {
+    /// Makes the base durable, and publishes a superblock that says so. Others learn it from that,
+    /// and spare the superblock of the base, which they might overwrite otherwise. So nobody relies
+    /// on it before, and this takes no space that it has freed.
+    pub(in crate::store) fn make_base_durable(mut self) -> Result<()> {
+        self.core.store.sync_device()?;
         let (base, known) = (Arc::clone(&self.core.base), self.core.durable);
         let base = State { durable: base.txg(), unsynced_bytes: 0, ..base.copy() };
         self.rebase(Arc::new(base));

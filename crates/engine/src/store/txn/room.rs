@@ -7,15 +7,18 @@
 //!
 //! If nothing of it is reusable because nothing is known to be durable, the first of them only says
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
-//! state has freed before that superblock is there (see [`Txn::call_durable`]).
+//! state has freed before that superblock is there (see [`Txn::make_base_durable`]).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::trees::TreeId;
 use crate::store::txn::Txn;
+use crate::store::txn::begin::MaySync;
 use crate::store::txn::provision::{drain, has_reusable};
+use crate::store::{Patience, Store};
 
 /// After a write has failed, this many commits look for room: one says that the newest state is
 /// durable, the other makes reusable what earlier ones have freed.
@@ -30,25 +33,33 @@ impl Store {
             self.rounds_for_room.store(ROUND_COUNT, Ordering::Release);
         }
     }
+
+    /// Makes room for whoever comes next, if a write has failed for lack of it.
+    pub(in crate::store) fn make_room(self: &Arc<Store>) {
+        if self.rounds_for_room.load(Ordering::Acquire) > 0 {
+            // Whoever needs it is told what fails.
+            let _ = self.begin_now(ChecksumKind::default(), Patience::None, MaySync::Yes);
+        }
+    }
 }
 
 impl Txn {
     /// Gives this transaction up and looks for room, if a write has failed for lack of it and there
     /// may be some. Returns the transaction if not.
     pub(in crate::store) fn find_room(self) -> Result<Option<Txn>> {
-        let store = self.core.store.clone();
+        let store = Arc::clone(&self.core.store);
         let rounds = store.rounds_for_room.swap(0, Ordering::AcqRel);
         if rounds == 0 || !self.is_cramped() {
             return Ok(Some(self));
         }
-        let found = self.make_room();
-        // What failed here was in vain, and is not tried again for the same transaction.
-        let is_in_vain = matches!(found, Ok(false) | Err(Error::NoSpace));
-        store.rounds_for_room.store(if is_in_vain { 0 } else { rounds - 1 }, Ordering::Release);
-        match found {
-            Ok(_) | Err(Error::NoSpace) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let left = match self.make_room() {
+            Ok(true) => rounds - 1,
+            // In vain, and not to be tried again for the same transaction.
+            Ok(false) | Err(Error::NoSpace) => 0,
+            Err(error) => return Err(error),
+        };
+        store.rounds_for_room.store(left, Ordering::Release);
+        Ok(None)
     }
 
     /// Whether more space waits to be reusable than is free.
@@ -76,7 +87,6 @@ impl Txn {
         if self.core.base.durable >= self.core.base.txg() {
             return Ok(false);
         }
-        self.core.store.sync_device()?;
-        self.call_durable().map(|()| true)
+        self.make_base_durable().map(|()| true)
     }
 }

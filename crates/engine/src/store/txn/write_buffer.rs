@@ -58,6 +58,9 @@ impl WriteBuffer {
 
 /// Writes to the device.
 pub(in crate::store) fn write(store: &Store, bytes: &[u8], offset: u64) -> Result<()> {
-    let written = store.device.write_at(bytes, offset).map_err(|error| Error::io("write", error));
-    written.inspect_err(|error| store.note_failed_write(error))
+    store
+        .device
+        .write_at(bytes, offset)
+        .map_err(|error| Error::io("write", error))
+        .inspect_err(|error| store.note_failed_write(error))
 }
