@@ -205,7 +205,8 @@ pub fn report_panic(panic: &(dyn Any + Send)) -> ExitCode {
 }
 
 /// The hint for a full disk. Whatever was under way, the previous content is untouched.
-const FULL_HINT: &str = "nothing is lost: make room on that disk, then run the command again";
+const FULL_HINT: &str = "nothing is lost: make room on that disk, or lift the limit on the length of a \
+                         file, then run the command again";
 
 /// The hint for a pool that cannot be written.
 const READ_ONLY_HINT: &str = "it needs write permission for the file of the pool, on a file system \
@@ -226,7 +227,9 @@ impl From<io::Error> for Reason {
         match error.kind() {
             // From a decoder; the system never says so.
             io::ErrorKind::InvalidData => Reason { code: Code::Data, ..reason },
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => reason.hint(FULL_HINT),
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => reason.hint(FULL_HINT),
             _ => reason,
         }
     }

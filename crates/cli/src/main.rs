@@ -48,6 +48,7 @@ use crate::failure::Failure;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    sys::ignore_file_size_signal();
     let mut command = args::parse().command;
     match catch_unwind(AssertUnwindSafe(|| {
         expand_single(&mut command)?;

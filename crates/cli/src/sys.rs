@@ -18,6 +18,14 @@ use rusqlite::{Connection, ffi};
 
 const ENDING_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
+/// Lets a write beyond the limit on the length of a file fail, instead of ending the process.
+pub fn ignore_file_size_signal() {
+    // SAFETY: the signal number is valid, and to ignore a signal runs no code of ours.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// The blocked signals that end a process.
 pub struct EndingSignals(libc::sigset_t);
 

@@ -215,10 +215,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps an error of the operating system; a full disk becomes [`Error::NoSpace`].
+    /// Wraps an error of the operating system. A full disk becomes [`Error::NoSpace`], and so does
+    /// a limit on the length of a file: the pool cannot become longer, and what it has is usable.
     pub(crate) fn io(action: &'static str, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace,
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Error::NoSpace,
             _ => Error::Io { action, source },
         }
     }

@@ -210,3 +210,39 @@ fn what_cannot_be_compacted_is_said() {
     hardpack().arg("compact").arg(with_ending(&path, ".none")).assert().code(3);
     hardpack().arg("compact").assert().code(2);
 }
+
+/// A limit on the length of a file is like a full disk: the command says so, and what is free in
+/// the pool is used.
+#[test]
+fn a_pool_that_may_not_become_longer_reuses_what_it_has_freed() {
+    let (directory, pool) = directory_with("a.hpk", &[]);
+    fs::remove_file(&pool).unwrap();
+    let at = directory.path();
+    fs::write(at.join("f0"), random_bytes(6_000_000, 9)).unwrap();
+    succeeds(at, &["put", "-q", "f0", "a.hpk/f0"]);
+    for number in 1..=8 {
+        let name = format!("f{number}");
+        fs::write(at.join(&name), random_bytes(200_000, number)).unwrap();
+        succeeds(at, &["put", "-q", &name, &format!("a.hpk/{name}")]);
+    }
+    let script = format!("ulimit -f {}; exec \"$0\" \"$@\"", len(&pool) / 1024);
+    let limited = |arguments: &[&str]| {
+        let mut command = Command::new("bash");
+        command.current_dir(at).args(["-c", &script]);
+        command.arg(assert_cmd::cargo::cargo_bin!("hardpack")).args(arguments);
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let code = output.status.code();
+        assert!(code == Some(0) || code == Some(3), "{arguments:?}: {code:?}, {stderr}");
+        let is_told = stderr.contains("no space left") && stderr.contains("lift the limit");
+        assert!(code == Some(0) || is_told, "{arguments:?}: {stderr}");
+        code == Some(0)
+    };
+    assert!(!limited(&["put", "-q", "f0", "a.hpk/more"]));
+    for number in 1..=4 {
+        let name = format!("a.hpk/f{number}");
+        assert!((0..3).any(|_| limited(&["rm", "-q", &name])), "{name}");
+    }
+    assert!((0..3).any(|_| limited(&["put", "-q", "f1", "a.hpk/new"])));
+    succeeds(at, &["check", "-q", "a.hpk"]);
+}

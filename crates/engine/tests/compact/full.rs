@@ -10,7 +10,9 @@ use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
 
 const PART_LEN: usize = 40_000;
+/// How many parts a file has: few leave little free space behind.
 const PART_COUNT: u64 = 10;
+const MANY_PART_COUNT: u64 = 50;
 const DIRTY_LEN_MAX: usize = 1 << 20;
 
 fn disk(image: Vec<u8>, len: u64) -> Arc<BoundedDevice> {
@@ -19,7 +21,8 @@ fn disk(image: Vec<u8>, len: u64) -> Arc<BoundedDevice> {
 
 /// Writes to one of the parts of a file.
 fn write(file: &File, rng: &mut Rng, len: usize, durability: Durability) -> Result<(), Error> {
-    let (bytes, at) = (rng.noise(len), rng.below(PART_COUNT) * PART_LEN as u64);
+    let count = file.len().unwrap() / PART_LEN as u64;
+    let (bytes, at) = (rng.noise(len), rng.below(count) * PART_LEN as u64);
     let done = file.write_at(&bytes, at).and_then(|()| file.commit(durability));
     if done.is_err() {
         file.discard();
@@ -73,4 +76,43 @@ fn a_pool_on_a_full_disk_finds_what_it_has_freed() {
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }
     assert!(failed > 0, "none of {count} was full");
+}
+
+/// Two processes commit in turns and sync nothing, so that most superblocks are passing, until the
+/// disk is full and both are killed.
+#[test]
+fn whoever_comes_next_can_go_on_behind_a_passing_superblock() {
+    let mut passing_count = 0;
+    for seed in 0..4 {
+        let bounded = disk(Vec::new(), u64::MAX);
+        let device: Arc<dyn Device> = bounded.clone();
+        let pool = create(&device, &[], DIRTY_LEN_MAX);
+        let file = only_file(&pool).unwrap();
+        let mut rng = Rng(seed);
+        file.write_at(&rng.noise(PART_LEN * MANY_PART_COUNT as usize), 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        let pools = [pool, Pool::open(device.clone(), options(DIRTY_LEN_MAX)).unwrap()];
+        let files = [file, only_file(&pools[1]).unwrap()];
+        for count in 0..300 {
+            let who = count % 2;
+            pools[who].refresh().unwrap();
+            let len = rng.pick(&[100, 4000, 4000, PART_LEN]);
+            write(&files[who], &mut rng, len, Durability::Visible).unwrap();
+            let state = pools[who].state();
+            passing_count += u32::from(state.superblock.passing);
+            let mut image = bounded.image();
+            let len = image.len() as u64;
+            let mut outcomes = Vec::new();
+            for attempt in 0..4 {
+                let bounded = disk(image, len);
+                let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+                let file = only_file(&pool).unwrap();
+                outcomes.push(write(&file, &mut Rng(attempt), 400, Durability::Durable).is_ok());
+                image = bounded.image();
+            }
+            let what = format!("seed {seed}, commit {count}: {outcomes:?}");
+            assert!(outcomes[1..].contains(&true), "{what}, {:?}", state.superblock);
+        }
+    }
+    assert!(passing_count > 500, "only {passing_count} were passing");
 }

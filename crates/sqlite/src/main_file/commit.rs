@@ -22,11 +22,15 @@ impl MainFile {
             true => SQLITE_IOERR_FSYNC,
             false => self.checkpoint_busy(),
         };
-        match self.checkpoint {
-            _ if self.is_plain() => self.host_file.sync(flags),
+        let code = match self.checkpoint {
+            _ if self.is_plain() => return self.host_file.sync(flags),
             Checkpoint::Failed(code) => code,
             Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable, busy),
+        };
+        if announced && !matches!(code, SQLITE_OK | SQLITE_BUSY) {
+            self.drop_changes();
         }
+        code
     }
 
     /// Commits the changes of this connection; `busy` is the code for having waited in vain.
@@ -80,7 +84,9 @@ impl MainFile {
         }
     }
 
-    /// Drops the changes that are not committed.
+    /// Drops the changes that are not committed. After a commit that failed, SQLite may have no
+    /// journal to undo them with, and in exclusive locking mode gives back no lock that would tell;
+    /// until they are gone, no other commit succeeds. What a rollback writes later is committed.
     pub(super) fn drop_changes(&mut self) {
         if std::mem::take(&mut self.wrote)
             && let Some(file) = &self.file
@@ -130,8 +136,9 @@ impl MainFile {
         }
         // Another file may still fail, and then this one is rolled back. A rollback ends here.
         let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
-        if code == SQLITE_OK {
-            self.journal_on_disk = has_super_journal;
+        match code {
+            SQLITE_OK => self.journal_on_disk = has_super_journal,
+            _ => self.drop_changes(),
         }
         code
     }

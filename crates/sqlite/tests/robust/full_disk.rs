@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Random, ledger, run, value, with_suffix};
+use crate::common::{Random, ledger, run, text, uri, value, with_suffix};
 use rusqlite::Connection;
 
 /// A small file system, unmounted when dropped.
@@ -160,6 +160,81 @@ fn in_exclusive_locking_mode() {
         assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{pragmas}");
         crate::common::assert_pool_is_clean(&path);
     }
+}
+
+/// Without a journal nothing says that the changes of a failed commit were undone.
+#[test]
+fn in_exclusive_locking_mode_without_a_journal() {
+    for synchronous in ["off", "normal", "full"] {
+        let Some(disk) = SmallDisk::mount(6 << 10) else { return };
+        let path = disk.path("pool.hpk");
+        let pragmas = "pragma locking_mode=exclusive; pragma journal_mode=off";
+        let db = new_pool(&path, &format!("{pragmas}; pragma synchronous={synchronous}"));
+        let ballast = disk.fill(60);
+        assert!(is_full(&insert_blob(&db, 2, 500_000).unwrap_err()), "{synchronous}");
+        std::fs::remove_file(&ballast).unwrap();
+        let mut acked = 1;
+        assert_eq!(ledger::assert_sound(&db), acked, "{synchronous}");
+        for _ in 0..3 {
+            acked += 1;
+            insert_blob(&db, acked, 1000).unwrap();
+            assert_eq!(ledger::assert_sound(&db), acked, "{synchronous}");
+        }
+        drop(db);
+        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{synchronous}");
+        crate::common::assert_pool_is_clean(&path);
+    }
+}
+
+/// The first of two databases is committed when the second one fails, and there is no room to roll
+/// it back either. Once there is, the connection goes on, and sees what others see.
+#[test]
+fn in_exclusive_locking_mode_with_two_databases() {
+    let mut failed = 0;
+    for (journal, synchronous) in
+        [("memory", "full"), ("memory", "normal"), ("delete", "full"), ("persist", "normal")]
+    {
+        for free_kib in [120, 160, 200, 250, 300] {
+            let Some(disk) = SmallDisk::mount(8 << 10) else { return };
+            let paths = [disk.path("a.hpk"), disk.path("b.hpk")];
+            let db = crate::common::open(&paths[0]);
+            run(&db, &format!("attach '{}' as b", uri(&paths[1], "")));
+            for name in ["main", "b"] {
+                run(
+                    &db,
+                    &format!(
+                        "pragma {name}.locking_mode=exclusive; pragma {name}.journal_mode={journal};
+                         pragma {name}.synchronous={synchronous}; pragma {name}.cache_size=5;
+                         create table {name}.t(id integer primary key, v);
+                         insert into {name}.t values(0, randomblob(100000))"
+                    ),
+                );
+            }
+            let ballast = disk.fill(free_kib);
+            let change = "begin; update main.t set v = randomblob(100000);
+                          update b.t set v = randomblob(100000); commit";
+            failed += u32::from(db.execute_batch(change).is_err());
+            if !db.is_autocommit() {
+                let _ = db.execute_batch("rollback");
+            }
+            std::fs::remove_file(&ballast).unwrap();
+            let what = format!("{journal}, {synchronous}, {free_kib} KiB");
+            let sum = "select group_concat(id || ' ' || hex(substr(v, 1, 8))) from ";
+            let mut sums = Vec::new();
+            for name in ["main", "b"] {
+                let added = format!("insert into {name}.t values(2, randomblob(1000))");
+                db.execute_batch(&added).unwrap_or_else(|error| panic!("{what}, {name}: {error}"));
+                sums.push(text(&db, &format!("{sum}{name}.t")));
+            }
+            drop(db);
+            for (path, seen) in paths.iter().zip(sums) {
+                let other = crate::common::open(path);
+                assert_eq!(text(&other, &format!("{sum}t")), seen, "{what}");
+                crate::common::assert_integrity(&other);
+            }
+        }
+    }
+    assert!(failed > 3, "only {failed} transactions failed");
 }
 
 /// Without a journal SQLite cannot roll back, but the pool is as it was before.

@@ -121,13 +121,14 @@ impl Txn {
 
     /// Makes the base durable, and publishes a superblock that says so. Others learn it from that,
     /// and spare the superblock of the base, which they might overwrite otherwise. So nobody relies
-    /// on it before, and this takes no space that it has freed.
+    /// on it before, and this takes no space that it has freed. It takes none at all, as the disk
+    /// may be full.
     pub(in crate::store) fn make_base_durable(mut self) -> Result<()> {
         self.core.store.sync_device()?;
         let (base, known) = (Arc::clone(&self.core.base), self.core.durable);
         let base = State { durable: base.txg(), unsynced_bytes: 0, ..base.copy() };
         self.rebase(Arc::new(base));
-        (self.core.durable, self.core.changed) = (known, true);
+        (self.core.durable, self.core.changed, self.core.only_marks) = (known, true, true);
         self.load_holders()?;
         self.publish()
     }
@@ -176,7 +177,7 @@ impl Txn {
         let Some([space_tree, freed_tree, roots_tree]) = self.trees.disjoint_mut(own) else {
             return Err(Error::internal("a transaction has lost its trees"));
         };
-        if core.set_aside.is_none() {
+        if core.set_aside.is_none() && !core.only_marks {
             drain(core, freed_tree, space_tree)?;
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();

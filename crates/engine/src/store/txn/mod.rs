@@ -102,6 +102,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// Whether this only says what is durable, and so writes nothing but its superblock.
+    pub(super) only_marks: bool,
     /// How much longer than the pool its file may stay.
     pub(super) tail: Tail,
     /// Whether this is one of many transactions that write a lot together.
@@ -149,6 +151,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            only_marks: false,
             tail: Tail::default(),
             is_bulk: false,
             keeps_packed: false,
