@@ -38,6 +38,7 @@ pub(crate) mod inflated;
 mod lz4;
 mod lzjb;
 mod lzma;
+mod splitter;
 mod stock;
 pub(crate) mod transformed;
 mod zle;
@@ -135,8 +136,9 @@ pub const fn codec_version(codec: CodecId) -> u8 {
         | CodecId::Gzip
         | CodecId::Lz4
         | CodecId::Lzma => 1,
-        // Since version 2, blocks are shorter than records.
-        CodecId::Zstd => 2,
+        // Since version 2, blocks are shorter than records; since version 3, those of filtered
+        // records end where statistics change.
+        CodecId::Zstd => 3,
     }
 }
 

@@ -203,7 +203,7 @@ fn codec_numbers_are_fixed() {
     for (index, (number, name)) in numbers.iter().enumerate() {
         assert_eq!((usize::from(*number), name.as_str()), (index, expected[index]));
         assert_eq!(CodecId::try_from(*number), Ok(CodecId::ALL[index]));
-        let version = if *name == "zstd" { 2 } else { 1 };
+        let version = if *name == "zstd" { 3 } else { 1 };
         assert_eq!(codec_version(CodecId::ALL[index]), version);
     }
 }

@@ -12,12 +12,13 @@
 //! to 128 KiB long.
 #![forbid(unsafe_code)]
 
-use zstd_safe::zstd_sys::ZSTD_ErrorCode;
-use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ParamSwitch, ResetDirective};
+use zstd_safe::zstd_sys::{ZSTD_EndDirective, ZSTD_ErrorCode};
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective, SafeResult};
 use zstd_safe::{InBuffer, OutBuffer};
 
 use super::corrupt;
 use super::dictionary::Dictionary;
+use super::splitter::Splitter;
 use super::{CodecError, CodecId, zstd_dictionary};
 
 /// zstd's shortest window.
@@ -33,6 +34,7 @@ const FRAME_HEADER_LEN: usize = 2;
 pub(super) struct Zstd {
     compressor: Option<Compressor>,
     decompressor: Option<DCtx<'static>>,
+    splitter: Splitter,
     /// Whole blocks that hold the front of a record.
     blocks: Vec<u8>,
 }
@@ -48,19 +50,19 @@ struct Compressor {
 pub(super) enum Blocks {
     /// Into short blocks, so that the front of a record can be decoded on its own.
     Short,
-    /// Where zstd finds that the statistics change: for data that is only decoded as a whole and
-    /// consists of parts with little in common. Filtered records become 2.5% shorter.
+    /// Where the statistics change: for data that is only decoded as a whole and consists of parts
+    /// with little in common. Filtered records become 5% shorter.
     Split,
 }
 
 impl Blocks {
     fn set(self, context: &mut CCtx<'static>) -> Result<(), CodecError> {
-        let (len_max, splitter) = match self {
-            Blocks::Short => (WRITTEN_BLOCK_LEN_MAX, ParamSwitch::Auto),
+        let len_max = match self {
+            Blocks::Short => WRITTEN_BLOCK_LEN_MAX,
             // No limit of our own.
-            Blocks::Split => (0, ParamSwitch::Enable),
+            Blocks::Split => 0,
         };
-        set(context, &[CParameter::MaxBlockSize(len_max), CParameter::UseBlockSplitter(splitter)])
+        set(context, &[CParameter::MaxBlockSize(len_max)])
     }
 }
 
@@ -87,7 +89,16 @@ impl Zstd {
             blocks.set(context)?;
             compressor.blocks = blocks;
         }
-        match context.compress2(dst, src) {
+        // The fast levels store literals as they are, whatever their statistics.
+        let ends = match blocks {
+            Blocks::Split if level >= 0 => self.splitter.ends(src),
+            _ => &[],
+        };
+        let written = match ends.len() {
+            0 | 1 => context.compress2(dst, src),
+            _ => compress_blocks(context, ends, src, dst),
+        };
+        match written {
             Ok(written) => Ok(Some(written)),
             Err(code) => {
                 // Otherwise the context would stay in the middle of the frame and refuse a new
@@ -164,8 +175,36 @@ impl Zstd {
     pub(super) fn len_in_memory(&self) -> usize {
         let compressor = self.compressor.as_ref().map_or(0, |c| c.context.sizeof());
         let decompressor = self.decompressor.as_ref().map_or(0, DCtx::sizeof);
-        compressor + decompressor + self.blocks.capacity()
+        compressor + decompressor + self.blocks.capacity() + self.splitter.len_in_memory()
     }
+}
+
+/// Compresses `src` into the front of `dst`, in blocks that end at `ends`, of which the last one is
+/// the end of `src`.
+fn compress_blocks(
+    context: &mut CCtx<'static>,
+    ends: &[usize],
+    src: &[u8],
+    dst: &mut [u8],
+) -> SafeResult {
+    context.set_pledged_src_size(Some(src.len() as u64))?;
+    let len_max = dst.len();
+    let mut output = OutBuffer::around(dst);
+    let mut at = 0;
+    for &end in ends {
+        let directive = match end == src.len() {
+            true => ZSTD_EndDirective::ZSTD_e_end,
+            false => ZSTD_EndDirective::ZSTD_e_flush,
+        };
+        let mut input = InBuffer::around(&src[at..end]);
+        while context.compress_stream2(&mut output, &mut input, directive)? > 0 {
+            if output.pos() == len_max {
+                return Err(DESTINATION_TOO_SHORT);
+            }
+        }
+        at = end;
+    }
+    Ok(output.pos())
 }
 
 /// Decodes blocks of the frame `src` into `blocks` until they hold `wanted_len` bytes, or the frame
@@ -277,8 +316,11 @@ fn new_decompressor<'a>() -> Result<DCtx<'a>, CodecError> {
 }
 
 /// zstd returns errors as negated codes in a `size_t`.
+const DESTINATION_TOO_SHORT: usize =
+    (ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize).wrapping_neg();
+
 fn is_destination_too_short(code: usize) -> bool {
-    code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize
+    code == DESTINATION_TOO_SHORT
 }
 
 /// The error for data that could not be decoded. A lack of memory says nothing about the data.
