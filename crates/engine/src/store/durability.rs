@@ -123,7 +123,8 @@ impl Store {
             drop(txn);
             return self.refuse_if_lost();
         }
-        (txn.core.changed, txn.core.anchoring) = (true, Anchoring::Always);
+        txn.mark();
+        txn.core.anchoring = Anchoring::Always;
         txn.commit(Durability::Durable).map(drop)
     }
 

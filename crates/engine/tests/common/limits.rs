@@ -76,7 +76,7 @@ pub struct BoundedDevice {
     bytes: MemoryDevice,
     read_count: AtomicU64,
     read_count_max: u64,
-    len_max: u64,
+    len_max: AtomicU64,
 }
 
 impl BoundedDevice {
@@ -84,7 +84,8 @@ impl BoundedDevice {
     /// `len_max` bytes.
     pub fn new(image: Vec<u8>, read_count_max: u64, len_max: u64) -> BoundedDevice {
         let bytes = MemoryDevice::new(image);
-        BoundedDevice { bytes, read_count: AtomicU64::new(0), read_count_max, len_max }
+        let (read_count, len_max) = (AtomicU64::new(0), AtomicU64::new(len_max));
+        BoundedDevice { bytes, read_count, read_count_max, len_max }
     }
 
     /// Returns the number of reads; beyond the limit every read fails.
@@ -95,6 +96,15 @@ impl BoundedDevice {
     /// Whether the limit on reads was exceeded.
     pub fn is_exhausted(&self) -> bool {
         self.read_count() > self.read_count_max
+    }
+
+    /// Lets the device be full at `len_max` bytes from now on.
+    pub fn set_len_max(&self, len_max: u64) {
+        self.len_max.store(len_max, Ordering::Relaxed);
+    }
+
+    fn is_beyond(&self, end: u64) -> bool {
+        end > self.len_max.load(Ordering::Relaxed)
     }
 
     /// Returns a copy of the content.
@@ -112,7 +122,7 @@ impl Device for BoundedDevice {
         self.bytes.read_at(buf, offset)
     }
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        if offset.saturating_add(buf.len() as u64) > self.len_max {
+        if self.is_beyond(offset.saturating_add(buf.len() as u64)) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.bytes.write_at(buf, offset)
@@ -124,7 +134,7 @@ impl Device for BoundedDevice {
         self.bytes.len()
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if len > self.len_max {
+        if self.is_beyond(len) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.bytes.set_len(len)

@@ -78,6 +78,60 @@ fn a_pool_on_a_full_disk_finds_what_it_has_freed() {
     assert!(failed > 0, "none of {count} was full");
 }
 
+/// Two processes commit in turns and mostly sync nothing, so that many superblocks are passing. Each
+/// time that one has to be durable, the disk has just become full. What cannot be committed then is
+/// not there, whatever it is that needs space last.
+#[test]
+fn what_is_refused_is_not_committed() {
+    let (mut refused, mut passing_count) = (0, 0);
+    for seed in 0..40 {
+        let bounded = disk(Vec::new(), u64::MAX);
+        let device: Arc<dyn Device> = bounded.clone();
+        let pool = create(&device, &[], DIRTY_LEN_MAX);
+        let file = only_file(&pool).unwrap();
+        let mut rng = Rng(seed);
+        file.write_at(&rng.noise(PART_LEN * PART_COUNT as usize), 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        let open = || Pool::open(device.clone(), options(DIRTY_LEN_MAX)).unwrap();
+        let pools = [pool, open(), open()];
+        let files = pools.each_ref().map(|pool| only_file(pool).unwrap());
+        let shown = |at: u64, len: usize| {
+            pools[2].refresh().unwrap();
+            let mut bytes = vec![0; len];
+            files[2].read_at(&mut bytes, at).unwrap();
+            bytes
+        };
+        for count in 0..200 {
+            let who = rng.below(2) as usize;
+            pools[who].refresh().unwrap();
+            let len = rng.pick(&[1, 400, 4000, PART_LEN]);
+            let (bytes, at) = (rng.noise(len), rng.below(PART_COUNT) * PART_LEN as u64);
+            let before = shown(at, len);
+            passing_count += u32::from(pools[2].state().superblock.passing);
+            let durability = match rng.below(6) {
+                0 => Durability::Durable,
+                _ => Durability::Visible,
+            };
+            if durability == Durability::Durable {
+                bounded.set_len_max(device.len().unwrap() + rng.below(24) * 512);
+            }
+            let file = &files[who];
+            let done = file.write_at(&bytes, at).and_then(|()| file.commit(durability));
+            bounded.set_len_max(u64::MAX);
+            let what = format!("seed {seed}, commit {count}, {durability:?}: {done:?}");
+            match done {
+                Ok(()) => assert_eq!(shown(at, len), bytes, "{what}"),
+                Err(_) => {
+                    file.discard();
+                    refused += 1;
+                    assert!(shown(at, len) == before, "{what}");
+                }
+            }
+        }
+    }
+    assert!(refused > 100 && passing_count > 1000, "{refused} refused, {passing_count} passing");
+}
+
 /// Two processes commit in turns and sync nothing, so that most superblocks are passing, until the
 /// disk is full and both are killed.
 #[test]

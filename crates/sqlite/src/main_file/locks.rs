@@ -85,6 +85,7 @@ impl MainFile {
             self.lock = self.lock.max(level);
             if level == SQLITE_LOCK_EXCLUSIVE {
                 self.note_writer();
+                self.unpin_if_alone();
             }
             // This comes before SQLite looks for a journal or a log, which may belong to other
             // content.

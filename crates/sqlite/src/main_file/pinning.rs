@@ -190,6 +190,15 @@ impl MainFile {
         self.pinning = Pinning::default();
     }
 
+    /// Gives up the pinned state once nobody else can read or change the database: what is read from
+    /// here on is the newest. In exclusive locking mode this lock is not given back, and the pin
+    /// would keep all space from being reused.
+    pub(super) fn unpin_if_alone(&mut self) {
+        if !self.pinning.is_lenient {
+            (self.pinning.pin, self.pinning.age) = (None, None);
+        }
+    }
+
     /// Moves on to the newest state at the end of a transaction, while nobody else can commit.
     pub(super) fn repin(&mut self) {
         self.unpin();
@@ -384,6 +393,7 @@ impl MainFile {
         }
         let code = self.take_lock_patiently(SQLITE_LOCK_EXCLUSIVE);
         self.pinning.is_lenient = code != SQLITE_OK;
+        self.unpin_if_alone();
         code
     }
 

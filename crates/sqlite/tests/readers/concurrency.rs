@@ -367,3 +367,31 @@ fn a_database_that_others_have_just_made_is_read_at_once() {
     drop((writer, reader));
     crate::common::assert_pool_is_clean(&path);
 }
+
+/// In exclusive locking mode no lock is given back, but what a connection has read first does not
+/// keep the space that it frees itself.
+#[test]
+fn exclusive_locking_mode_holds_no_state_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool.hpk");
+    let db = crate::common::try_open(&path, SNAPSHOT).unwrap();
+    run(
+        &db,
+        "create table t(a integer primary key, b); insert into t values(0, randomblob(50000))",
+    );
+    assert_eq!(value::<i64>(&db, "select count(*) from t"), 1);
+    run(&db, "pragma locking_mode=exclusive");
+    assert_eq!(value::<i64>(&db, "select count(*) from t"), 1);
+    for _ in 0..100 {
+        run(&db, "update t set b = randomblob(50000)");
+    }
+    let len = std::fs::metadata(&path).unwrap().len();
+    assert!(len < 2_000_000, "{len} bytes");
+    run(&db, "pragma locking_mode=normal");
+    assert_eq!(value::<i64>(&db, "select count(*) from t"), 1);
+    let other = crate::common::try_open(&path, "").unwrap();
+    run(&other, "update t set a = 5");
+    assert_eq!(value::<i64>(&db, "select a from t"), 5);
+    drop((db, other));
+    crate::common::assert_pool_is_clean(&path);
+}

@@ -76,7 +76,7 @@ impl Txn {
             return Err(Error::FailStop);
         }
         if durability == Durability::Durable && self.core.base.needs_successor() {
-            self.core.changed = true;
+            self.mark();
         }
         if let Err(error) = self.publish() {
             drop(self);
@@ -94,9 +94,16 @@ impl Txn {
         if state.superblock.passing {
             drop(self);
             published();
-            // It is visible, so there is no way back.
-            store.make_passing_durable(&state, &mut || store.begin(ChecksumKind::default()))?;
-            return Ok(state);
+            let begin = &mut || store.begin(ChecksumKind::default());
+            return match store.make_passing_durable(&state, begin) {
+                Ok(()) => Ok(state),
+                // It is visible, so there is no way back, and nobody can rely on it either.
+                Err(Error::NoSpace) => {
+                    store.fail_stop.store(true, Ordering::Release);
+                    Err(Error::FailStop)
+                }
+                Err(error) => Err(error),
+            };
         }
         // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
         let _awaited = (state.durable < state.txg()).then(|| store.await_txg(state.txg()));
@@ -106,13 +113,20 @@ impl Txn {
         Ok(state)
     }
 
+    /// Lets the commit write a superblock in any case. If nothing else has changed, it writes nothing
+    /// but that: what is only to become durable must not depend on space, as the disk may be full.
+    pub(in crate::store) fn mark(&mut self) {
+        self.core.only_marks |= !std::mem::replace(&mut self.core.changed, true);
+    }
+
     /// Publishes a superblock that stays, shown as awaited, so that a sync makes everything before
     /// it durable. Makes no sync, and fails with [`Error::Busy`] if it would need one.
     pub(in crate::store) fn anchor(
         mut self,
         store: &Store,
     ) -> Result<(Arc<State>, AwaitedTxg<'_>)> {
-        (self.core.changed, self.core.anchoring) = (true, Anchoring::OrNothing);
+        self.mark();
+        self.core.anchoring = Anchoring::OrNothing;
         self.publish()?;
         let state = store.guard_newest();
         let awaited = store.await_txg(state.txg());
@@ -121,14 +135,14 @@ impl Txn {
 
     /// Makes the base durable, and publishes a superblock that says so. Others learn it from that,
     /// and spare the superblock of the base, which they might overwrite otherwise. So nobody relies
-    /// on it before, and this takes no space that it has freed. It takes none at all, as the disk
-    /// may be full.
+    /// on it before, and this takes no space that it has freed: it takes none at all.
     pub(in crate::store) fn make_base_durable(mut self) -> Result<()> {
         self.core.store.sync_device()?;
         let (base, known) = (Arc::clone(&self.core.base), self.core.durable);
         let base = State { durable: base.txg(), unsynced_bytes: 0, ..base.copy() };
         self.rebase(Arc::new(base));
-        (self.core.durable, self.core.changed, self.core.only_marks) = (known, true, true);
+        self.core.durable = known;
+        self.mark();
         self.load_holders()?;
         self.publish()
     }
