@@ -72,6 +72,9 @@ pub struct UmountArgs {
     /// Take it away even if programs use it; it ends when they are done
     #[arg(long, short)]
     pub lazy: bool,
+    /// Take it away if its server does not answer: programs get errors, what was not synced is lost
+    #[arg(long, short, conflicts_with = "lazy")]
+    pub force: bool,
 }
 
 /// The name by which mount(8) calls this program for entries of fstab.

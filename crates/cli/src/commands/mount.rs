@@ -34,6 +34,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The device through which file systems are served.
 const FUSE_DEVICE: &str = "/dev/fuse";
+/// Where the kernel lists what is served, by the minor numbers of its file systems.
+const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// What unmounts for users without privileges.
 const HELPER: &str = "fusermount3";
 
@@ -254,7 +256,8 @@ fn any_generation() -> Result<u16, Reason> {
 /// Returns the full path of the directory to mount on, and whether a dead mount was removed.
 fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool), Reason> {
     let shown = text::path(directory);
-    let has_died = has_died(directory);
+    let asked = directory.to_path_buf();
+    let has_died = within(ANSWER_TIME, move || has_died(&asked)).ok_or_else(silent)?;
     if has_died {
         if !replace {
             let text = format!("a mount on '{shown}' has died and is still there");
@@ -289,16 +292,24 @@ fn has_died(directory: &Path) -> bool {
 
 /// Whether a pool is mounted on a directory.
 fn is_mounted(directory: &Path) -> Result<bool, Reason> {
+    Ok(device_of(directory)?.is_some() && server_number(directory).is_some())
+}
+
+/// Returns the minor number of what is mounted on a directory through FUSE, in digits. Asks nobody
+/// but the kernel.
+fn device_of(directory: &Path) -> Result<Option<String>, Reason> {
     // Names of directories may be any bytes, also those of other mounts.
     let mounts = fs::read("/proc/self/mountinfo")?;
     let wanted = escaped_as_mounts(directory);
-    let is_there = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        fields.nth(4) == Some(&wanted)
-            && fields.skip_while(|field| *field != b"-").nth(1).is_some_and(is_fuse)
+    let device = |line: &[u8]| {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let kind = fields.iter().skip_while(|field| **field != b"-").nth(1);
+        let is_it = fields.get(4) == Some(&&wanted[..]) && kind.is_some_and(|kind| is_fuse(kind));
+        let numbers = std::str::from_utf8(fields.get(2).filter(|_| is_it)?).ok()?;
+        Some(numbers.split(':').nth(1)?.to_string())
     };
-    let is_fuse_there = mounts.split(|byte| *byte == b'\n').any(is_there);
-    Ok(is_fuse_there && server_number(directory).is_some())
+    // What was mounted last hides the others.
+    Ok(mounts.split(|byte| *byte == b'\n').rev().find_map(device))
 }
 
 /// Writes a path as the kernel's list of mounts does.
@@ -346,13 +357,8 @@ fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
         Some(Looked::At(found)) => found?,
         // Its bytes stay with the server, which commits them if it ever goes on.
         None if args.lazy => return unmount(&whole, true),
-        None => {
-            let text = "its server does not answer: it is stopped, or its disk hangs";
-            return Err(Reason::new(Code::Cannot, text).hint(
-                "let it go on ('pgrep -fa hardpack' finds it, 'kill -CONT' resumes it), or kill \
-                 it and unmount again: what was synced is in the pool",
-            ));
-        }
+        None if args.force => return abort(&whole),
+        None => return Err(silent()),
     };
     let server = server_of(&directory);
     // Errors of writing are told here, while there is somebody to be told.
@@ -371,6 +377,31 @@ fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
         true => Ok(()),
         false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
     }
+}
+
+/// Refuses to do anything about a mount whose server does not answer.
+fn silent() -> Reason {
+    let text = "its server does not answer: it is stopped or was killed, or its disk hangs";
+    Reason::new(Code::Cannot, text).hint(
+        "let it go on ('pgrep -fa hardpack' finds it, 'kill -CONT' resumes it), or \
+         'hardpack umount --force' takes the mount away: what was synced is in the pool",
+    )
+}
+
+/// Unmounts a directory although its server does not answer: whoever waits for it gets an error. A
+/// server that was killed may be waiting for such a program itself, and never end otherwise.
+fn abort(directory: &Path) -> Result<(), Reason> {
+    let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    match rustix::mount::unmount(directory, flags) {
+        Err(Errno::PERM) => {}
+        done => return done.map_err(|error| io::Error::from(error).into()),
+    }
+    // The owner of a mount may end its connection.
+    let device = device_of(directory)?;
+    let device = device.ok_or_else(|| Reason::new(Code::Cannot, "no pool is mounted there"))?;
+    let control = Path::new(FUSE_CONNECTIONS).join(device).join("abort");
+    fs::write(&control, "1").map_err(|error| Reason::from(error).about(&control))?;
+    unmount_by_helper(directory, true)
 }
 
 /// What there is on a directory.

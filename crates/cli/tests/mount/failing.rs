@@ -175,6 +175,34 @@ fn a_server_that_is_stopped_is_told() {
     mount.check();
 }
 
+/// `umount --force` takes away the mount of a server that does not answer, and whoever waits for it
+/// gets an error. One that answers is unmounted as always.
+#[test]
+fn a_server_that_is_stopped_can_be_left() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"f");
+    File::open(mount.at("f")).unwrap().sync_all().unwrap();
+    write(&mount.at("g"), b"g");
+    let server = mount.server();
+    stop(server);
+    let name = mount.at("new");
+    let waiting = std::thread::spawn(move || fs::write(name, b"n"));
+    let said =
+        stderr_of(hardpack().args(["mount", "--replace"]).args([&mount.pool, &mount.point]), 3);
+    assert!(said.contains("its server does not answer") && said.contains("--force"), "{said}");
+    hardpack().args(["umount", "--force"]).arg(&mount.point).assert().success();
+    waiting.join().unwrap().unwrap_err();
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+    rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+    mount.again(&[]);
+    assert_eq!(read(&mount.at("f")), b"f");
+    hardpack().args(["umount", "--force"]).arg(&mount.point).assert().success();
+    mount.check();
+}
+
 /// The server dies while a command waits for its answer.
 #[test]
 fn a_mount_that_dies_while_it_is_asked_is_removed_or_replaced() {
