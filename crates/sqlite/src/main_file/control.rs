@@ -92,11 +92,16 @@ impl MainFile {
                 self.journal_on_disk = false;
                 let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;
-                if code != SQLITE_OK {
-                    // The journal is gone, and in exclusive locking mode nothing else tells either.
-                    self.drop_changes();
+                if code == SQLITE_OK {
+                    return SQLITE_OK;
                 }
-                code
+                // The journal is gone, and in exclusive locking mode nothing else tells either.
+                self.drop_changes();
+                // After any other error SQLite would keep the pages that are not in the pool.
+                match code & 0xff {
+                    SQLITE_FULL | SQLITE_IOERR => code,
+                    _ => SQLITE_IOERR_WRITE,
+                }
             }
             SQLITE_FCNTL_BUSYHANDLER => {
                 // SAFETY: the argument is the handler, which SQLite keeps with the open file.
