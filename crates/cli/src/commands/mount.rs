@@ -2,6 +2,7 @@
 //! server, and ends when that one says that the mount is there.
 
 mod marks;
+mod stuck;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -257,14 +258,18 @@ fn any_generation() -> Result<u16, Reason> {
 fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool), Reason> {
     let shown = text::path(directory);
     let asked = directory.to_path_buf();
-    let has_died = within(ANSWER_TIME, move || has_died(&asked)).ok_or_else(silent)?;
+    let has_died = match within(ANSWER_TIME, move || has_died(&asked)) {
+        Some(has_died) => has_died,
+        None if is_stuck(directory)? => true,
+        None => return Err(silent()),
+    };
     if has_died {
         if !replace {
             let text = format!("a mount on '{shown}' has died and is still there");
             return Err(Reason::new(Code::Cannot, text)
                 .hint("'hardpack mount --replace' takes its place, 'hardpack umount' removes it"));
         }
-        unmount(&std::path::absolute(directory)?, true)?;
+        remove_dead(&std::path::absolute(directory)?)?;
     }
     match fs::metadata(directory) {
         Ok(metadata) if !metadata.is_dir() => {
@@ -355,6 +360,7 @@ fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
     let directory = match within(time, look_at(whole.clone())) {
         Some(Looked::Dead) => return unmount(&whole, true),
         Some(Looked::At(found)) => found?,
+        None if is_stuck(&whole)? => return abort(&whole),
         // Its bytes stay with the server, which commits them if it ever goes on.
         None if args.lazy => return unmount(&whole, true),
         None if args.force => return abort(&whole),
@@ -388,8 +394,21 @@ fn silent() -> Reason {
     )
 }
 
-/// Unmounts a directory although its server does not answer: whoever waits for it gets an error. A
-/// server that was killed may be waiting for such a program itself, and never end otherwise.
+/// Whether the server of what is mounted on a directory was killed and cannot end.
+fn is_stuck(directory: &Path) -> Result<bool, Reason> {
+    let device = device_of(&std::path::absolute(directory)?)?;
+    Ok(device.is_some_and(|device| stuck::is_stuck(&device)))
+}
+
+/// Removes what a dead mount has left.
+fn remove_dead(directory: &Path) -> Result<(), Reason> {
+    match is_stuck(directory)? {
+        true => abort(directory),
+        false => unmount(directory, true),
+    }
+}
+
+/// Unmounts a directory although its server does not answer: whoever waits for it gets an error.
 fn abort(directory: &Path) -> Result<(), Reason> {
     let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     match rustix::mount::unmount(directory, flags) {
