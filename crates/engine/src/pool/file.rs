@@ -8,7 +8,9 @@
 //! When a commit or a write ahead fails, all uncommitted changes are dropped: the file returns to
 //! its last committed state. Its user may not realise that the changes are gone, so until
 //! [`File::discard`] is called, a commit succeeds only if it changes nothing (as when SQLite rolls
-//! back by writing the old pages again).
+//! back by writing the old pages again). A user who knows that the transaction is over calls
+//! [`File::forgive`]: then other changes can be committed, and taking back the old ones needs no
+//! space, which there may not be.
 //!
 //! A caller that decides how long to wait for other transactions of the pool
 //! ([`File::commit_asking`], [`File::write_at_asking`]) keeps its changes when it gives up waiting,
@@ -86,6 +88,8 @@ struct Pending {
     patient_until: usize,
     /// Whether a commit failed, see above.
     failed: bool,
+    /// Whether the changes may be those that undo a transaction whose commit failed.
+    undoes: bool,
     /// The time of the last change to record, if it is not that of the commit.
     time_ns: Option<i64>,
     /// When the last change was made, if that is known.
@@ -491,6 +495,12 @@ impl File {
             std::mem::take(&mut *pending)
         };
         self.remove_draft(draft);
+    }
+
+    /// Like [`File::discard`], after a commit that failed: the next changes may be the old content.
+    pub fn forgive(&self) {
+        self.discard();
+        self.pending().undoes = true;
     }
 
     /// Drops all uncommitted changes, as a failed commit does: until [`File::discard`], only the

@@ -170,3 +170,42 @@ fn whoever_comes_next_can_go_on_behind_a_passing_superblock() {
     }
     assert!(passing_count > 500, "only {passing_count} were passing");
 }
+
+/// Who undoes a transaction that did not fit needs no space for it, and once there is space, the
+/// next one is committed.
+#[test]
+fn a_transaction_that_does_not_fit_can_be_undone() {
+    let bounded = disk(Vec::new(), u64::MAX);
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(1);
+    let before = rng.noise(PART_LEN);
+    file.write_at(&before, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let after = rng.noise(PART_LEN);
+    for forgives in [false, true] {
+        bounded.set_len_max(device.len().unwrap());
+        file.write_at(&after, 0).unwrap();
+        assert!(matches!(file.commit(Durability::Durable), Err(Error::NoSpace)));
+        if forgives {
+            file.forgive();
+        }
+        file.write_at(&before, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        let mut found = vec![0; PART_LEN];
+        file.read_at(&mut found, 0).unwrap();
+        assert!(found == before);
+    }
+    file.write_at(&after, 0).unwrap();
+    file.commit(Durability::Durable).unwrap_err();
+    file.write_at(&after, 0).unwrap();
+    bounded.set_len_max(u64::MAX);
+    file.commit(Durability::Durable).unwrap_err();
+    file.forgive();
+    file.write_at(&after, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let mut found = vec![0; PART_LEN];
+    file.read_at(&mut found, 0).unwrap();
+    assert!(found == after);
+}

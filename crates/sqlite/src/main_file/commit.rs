@@ -28,7 +28,7 @@ impl MainFile {
             Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable, busy),
         };
         if announced && !matches!(code, SQLITE_OK | SQLITE_BUSY) {
-            self.drop_changes();
+            self.end_failed();
         }
         code
     }
@@ -84,9 +84,18 @@ impl MainFile {
         }
     }
 
-    /// Drops the changes that are not committed. After a commit that failed, SQLite may have no
-    /// journal to undo them with, and in exclusive locking mode gives back no lock that would tell;
-    /// until they are gone, no other commit succeeds. What a rollback writes later is committed.
+    /// Ends a transaction whose commit has failed. SQLite may have no journal to undo it with, and in
+    /// exclusive locking mode gives back no lock that would tell; until its changes are gone, no
+    /// other commit succeeds.
+    pub(super) fn end_failed(&mut self) {
+        if std::mem::take(&mut self.wrote)
+            && let Some(file) = &self.file
+        {
+            file.forgive();
+        }
+    }
+
+    /// Drops the changes that are not committed.
     pub(super) fn drop_changes(&mut self) {
         if std::mem::take(&mut self.wrote)
             && let Some(file) = &self.file
@@ -138,7 +147,7 @@ impl MainFile {
         let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
         match code {
             SQLITE_OK => self.journal_on_disk = has_super_journal,
-            _ => self.drop_changes(),
+            _ => self.end_failed(),
         }
         code
     }

@@ -95,8 +95,7 @@ impl MainFile {
                 if code == SQLITE_OK {
                     return SQLITE_OK;
                 }
-                // The journal is gone, and in exclusive locking mode nothing else tells either.
-                self.drop_changes();
+                self.end_failed();
                 // After any other error SQLite would keep the pages that are not in the pool.
                 match code & 0xff {
                     SQLITE_FULL | SQLITE_IOERR => code,

@@ -29,7 +29,7 @@ impl File {
                 Durability::Visible => Ok(()),
             };
         }
-        if self.pending().failed {
+        if self.pending().failed || self.takes_back()? {
             return self.commit_nothing(&mut self.pending(), durability);
         }
         self.write_whole_ahead(&mut |checksum| self.store.begin(checksum))?;
@@ -47,7 +47,7 @@ impl File {
                 Durability::Visible => Ok(()),
             };
         }
-        if self.pending().failed {
+        if self.pending().failed || self.takes_back()? {
             self.commit_nothing(&mut self.pending(), Durability::Visible)?;
             return self.commit_asking(durability, ask);
         }
@@ -196,6 +196,12 @@ impl File {
             Durability::Durable => self.store.make_durable(),
             Durability::Visible => Ok(()),
         }
+    }
+
+    /// Whether the changes undo a transaction whose commit failed, and so leave the file as it was.
+    fn takes_back(&self) -> Result<bool> {
+        let pending = self.pending();
+        Ok(pending.undoes && self.is_same(&pending)?)
     }
 
     /// Whether the changes leave the file as it was.
