@@ -14,23 +14,32 @@ impl MainFile {
     /// Implements xSync.
     pub fn sync(&mut self, flags: c_int) -> c_int {
         let announced = std::mem::take(&mut self.announced);
-        if announced && let Some(outcome) = &self.joint {
-            return if joint::harden(outcome) { SQLITE_OK } else { SQLITE_IOERR_FSYNC };
+        let code = match self.joint.as_ref().filter(|_| announced) {
+            Some(outcome) if joint::harden(outcome) => SQLITE_OK,
+            Some(_) => return SQLITE_IOERR_FSYNC,
+            None if self.is_plain() => return self.host_file.sync(flags),
+            None => self.sync_own(announced),
+        };
+        if announced {
+            self.synced = code == SQLITE_OK;
+            if !matches!(code, SQLITE_OK | SQLITE_BUSY) {
+                self.drop_changes();
+            }
         }
+        code
+    }
+
+    /// Makes the changes of this connection durable.
+    fn sync_own(&mut self, announced: bool) -> c_int {
         let busy = match announced {
             true if self.can_be_called_again() && self.wrote => SQLITE_BUSY,
             true => SQLITE_IOERR_FSYNC,
             false => self.checkpoint_busy(),
         };
-        let code = match self.checkpoint {
-            _ if self.is_plain() => return self.host_file.sync(flags),
+        match self.checkpoint {
             Checkpoint::Failed(code) => code,
             Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable, busy),
-        };
-        if announced && !matches!(code, SQLITE_OK | SQLITE_BUSY) {
-            self.end_failed();
         }
-        code
     }
 
     /// Commits the changes of this connection; `busy` is the code for having waited in vain.
@@ -84,23 +93,14 @@ impl MainFile {
         }
     }
 
-    /// Ends a transaction whose commit has failed. SQLite may have no journal to undo it with, and in
-    /// exclusive locking mode gives back no lock that would tell; until its changes are gone, no
-    /// other commit succeeds.
-    pub(super) fn end_failed(&mut self) {
-        if std::mem::take(&mut self.wrote)
-            && let Some(file) = &self.file
-        {
-            file.forgive();
-        }
-    }
-
-    /// Drops the changes that are not committed.
+    /// Drops the changes that are not committed. After a commit that failed, SQLite may have no
+    /// journal to undo them with, and in exclusive locking mode gives back no lock that would tell;
+    /// until they are gone, no other commit succeeds.
     pub(super) fn drop_changes(&mut self) {
         if std::mem::take(&mut self.wrote)
             && let Some(file) = &self.file
         {
-            file.discard();
+            file.forgive();
         }
     }
 
@@ -118,7 +118,7 @@ impl MainFile {
     /// gone.
     pub(super) fn announce(&mut self, super_journal: Option<&[u8]>) -> c_int {
         self.leave_joint();
-        self.announced = true;
+        (self.announced, self.synced) = (true, false);
         if let Some(super_journal) = super_journal.filter(|name| joint::is_current(name)) {
             return self.join(super_journal);
         }
@@ -147,7 +147,7 @@ impl MainFile {
         let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
         match code {
             SQLITE_OK => self.journal_on_disk = has_super_journal,
-            _ => self.end_failed(),
+            _ => self.drop_changes(),
         }
         code
     }
@@ -199,7 +199,7 @@ impl MainFile {
         self.is_checkpointing = false;
         self.journal_on_disk = false;
         self.announced = false;
-        self.published = false;
+        (self.published, self.synced) = (false, false);
         self.busy.reset();
         self.drop_changes();
     }

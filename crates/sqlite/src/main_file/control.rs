@@ -92,13 +92,14 @@ impl MainFile {
                 self.journal_on_disk = false;
                 let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;
-                if code == SQLITE_OK {
-                    return SQLITE_OK;
+                if code != SQLITE_OK {
+                    self.drop_changes();
                 }
-                self.end_failed();
-                // After any other error SQLite would keep the pages that are not in the pool.
                 match code & 0xff {
-                    SQLITE_FULL | SQLITE_IOERR => code,
+                    // Pages behind the last one do no harm.
+                    _ if std::mem::take(&mut self.synced) => SQLITE_OK,
+                    SQLITE_OK | SQLITE_FULL | SQLITE_IOERR => code,
+                    // SQLite would keep the pages that are not in the pool.
                     _ => SQLITE_IOERR_WRITE,
                 }
             }

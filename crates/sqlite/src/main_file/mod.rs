@@ -147,6 +147,8 @@ pub struct MainFile {
     announced: bool,
     /// The pool has committed changes of a transaction that SQLite may still roll back.
     published: bool,
+    /// The transaction is durable. All that SQLite may still do is to cut off unused pages.
+    synced: bool,
     /// The changes are held for a commit together with other databases of the pool.
     joint: Option<Arc<Outcome>>,
     /// Says which connection is about to commit.

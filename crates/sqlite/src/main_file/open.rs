@@ -149,6 +149,7 @@ impl MainFile {
             has_log_lock: false,
             announced: false,
             published: false,
+            synced: false,
             busy: BusyHandler::default(),
             connection: std::ptr::null(),
             connection_use: None,

@@ -237,6 +237,40 @@ fn in_exclusive_locking_mode_with_two_databases() {
     assert!(failed > 3, "only {failed} transactions failed");
 }
 
+/// A transaction that is durable is committed, also if there is no room to cut off the pages that it
+/// leaves unused.
+#[test]
+fn what_is_only_to_become_shorter() {
+    let mut results = [0, 0];
+    for journal in ["delete", "memory"] {
+        for free_kib in (60..1000).step_by(10) {
+            let Some(disk) = SmallDisk::mount(6 << 10) else { return };
+            let path = disk.path("pool.hpk");
+            let modes = format!("pragma journal_mode={journal}; pragma cache_size=50");
+            let db = new_pool(&path, &modes);
+            disk.fill(free_kib);
+            // What is rolled back has left pages in the file.
+            let done = db.execute_batch(
+                "begin; insert into log values(2, 14, zeroblob(4000000));
+                 insert into log values(3, 21, randomblob(100000));
+                 savepoint a; insert into log values(4, 28, randomblob(200000));
+                 rollback to a; release a; commit",
+            );
+            results[usize::from(done.is_ok())] += 1;
+            if !db.is_autocommit() {
+                run(&db, "rollback");
+            }
+            let count = if done.is_ok() { 3 } else { 1 };
+            let what = format!("{journal}, {free_kib} KiB");
+            assert_eq!(value::<i64>(&db, "select count(*) from log"), count, "{what}: {done:?}");
+            let other = crate::common::open(&path);
+            assert_eq!(value::<i64>(&other, "select count(*) from log"), count, "{what}");
+            crate::common::assert_integrity(&other);
+        }
+    }
+    assert!(results.iter().all(|count| *count > 4), "{results:?}");
+}
+
 /// Without a journal SQLite cannot roll back, but the pool is as it was before.
 #[test]
 fn without_a_journal() {
