@@ -250,8 +250,10 @@ fn new_compressor(level: i32) -> Result<Compressor, CodecError> {
     Ok(Compressor { context, level, blocks: Blocks::Short })
 }
 
-fn frame_parameters(level: i32) -> [CParameter; 5] {
+fn frame_parameters(level: i32) -> [CParameter; 6] {
     [
+        // The output of a frame stays in one place, so that it needs no copy.
+        CParameter::StableOutBuffer(true),
         CParameter::Format(FrameFormat::Magicless),
         CParameter::ContentSizeFlag(false),
         CParameter::ChecksumFlag(false),
