@@ -12,17 +12,28 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rusqlite::{Connection, ffi};
 
 const ENDING_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
+/// Whether the signal of a file that is too long was not ignored when the process began.
+static HEEDED_FILE_SIZE: AtomicBool = AtomicBool::new(false);
+
 /// Lets a write beyond the limit on the length of a file fail, instead of ending the process.
 pub fn ignore_file_size_signal() {
     // SAFETY: the signal number is valid, and to ignore a signal runs no code of ours.
-    unsafe {
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    HEEDED_FILE_SIZE.store(before == libc::SIG_DFL, Ordering::Relaxed);
+}
+
+/// Gives that signal back its effect, for a program that replaces this one.
+pub fn heed_file_size_signal() {
+    if HEEDED_FILE_SIZE.load(Ordering::Relaxed) {
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
     }
 }
 

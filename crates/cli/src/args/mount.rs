@@ -75,6 +75,9 @@ pub struct UmountArgs {
     /// Take it away if its server does not answer: programs get errors, what was not synced is lost
     #[arg(long, short, conflicts_with = "lazy")]
     pub force: bool,
+    /// Say on standard output what is mounted on DIR, for the process that must not wait for it
+    #[arg(long, hide = true)]
+    pub look: bool,
 }
 
 /// The name by which mount(8) calls this program for entries of fstab.

@@ -4,6 +4,7 @@
 mod marks;
 mod stuck;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -33,10 +34,14 @@ const END_TIME: Duration = Duration::from_secs(60);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// How long `umount --lazy` waits: without an answer, it leaves everything to the server.
 const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
+/// How many symbolic links a path may lead through, as for the kernel.
+const LINK_COUNT_MAX: usize = 40;
 /// The device through which file systems are served.
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// Where the kernel lists what is served, by the minor numbers of its file systems.
 const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// How long `umount --force` waits for changes to be written.
+const FORCE_TIME: Duration = Duration::from_secs(30);
 /// What unmounts for users without privileges.
 const HELPER: &str = "fusermount3";
 
@@ -257,10 +262,10 @@ fn any_generation() -> Result<u16, Reason> {
 /// Returns the full path of the directory to mount on, and whether a dead mount was removed.
 fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool), Reason> {
     let shown = text::path(directory);
-    let asked = directory.to_path_buf();
-    let has_died = match within(ANSWER_TIME, move || has_died(&asked)) {
-        Some(has_died) => has_died,
-        None if is_stuck(directory)? => true,
+    let whole = without_links(directory);
+    let has_died = match look_at(&whole, ANSWER_TIME)? {
+        Some(looked) => matches!(looked, Looked::Dead),
+        None if is_stuck(&whole)? => true,
         None => return Err(silent()),
     };
     if has_died {
@@ -269,7 +274,7 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool),
             return Err(Reason::new(Code::Cannot, text)
                 .hint("'hardpack mount --replace' takes its place, 'hardpack umount' removes it"));
         }
-        remove_dead(&std::path::absolute(directory)?)?;
+        remove_dead(&whole)?;
     }
     match fs::metadata(directory) {
         Ok(metadata) if !metadata.is_dir() => {
@@ -350,20 +355,25 @@ fn refused(error: &io::Error, directory: &Path) -> Reason {
 }
 
 pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
-    umount_and_wait(args).cannot("unmount", text::path(&args.directory))?;
-    Ok(ExitCode::SUCCESS)
+    if args.look {
+        return tell_look(&args.directory).cannot("look at", text::path(&args.directory));
+    }
+    umount_and_wait(args).cannot("unmount", text::path(&args.directory))
 }
 
-fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
-    let whole = std::path::absolute(&args.directory)?;
+fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
+    let whole = without_links(&args.directory);
     let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
-    let directory = match within(time, look_at(whole.clone())) {
-        Some(Looked::Dead) => return unmount(&whole, true),
-        Some(Looked::At(found)) => found?,
-        None if is_stuck(&whole)? => return abort(&whole),
+    let directory = match look_at(&whole, time)? {
+        Some(Looked::Dead) => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
+        Some(Looked::At(_)) if args.force => return umount_by_force(&whole),
+        Some(Looked::At(found)) => found,
+        Some(Looked::Nothing(reason)) => return Err(Reason::new(Code::Cannot, reason)),
+        None if args.force || is_stuck(&whole)? => {
+            return abort(&whole).map(|()| ExitCode::SUCCESS);
+        }
         // Its bytes stay with the server, which commits them if it ever goes on.
-        None if args.lazy => return unmount(&whole, true),
-        None if args.force => return abort(&whole),
+        None if args.lazy => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
         None => return Err(silent()),
     };
     let server = server_of(&directory);
@@ -380,9 +390,24 @@ fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
         reason.hint("'hardpack check POOL' tells whether the pool is whole")
     })?;
     match ended {
-        true => Ok(()),
+        true => Ok(ExitCode::SUCCESS),
         false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
     }
+}
+
+/// Unmounts a directory whose server answers, as always, if that does not take too long: it may
+/// wait for a disk that hangs. Another process waits for it, and is left behind then.
+fn umount_by_force(directory: &Path) -> Result<ExitCode, Reason> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let mut child = command.arg("umount").arg("--").arg(directory).stdin(Stdio::null()).spawn()?;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let ended = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), FORCE_TIME).unwrap_or(true)) {
+        return abort(directory).map(|()| ExitCode::SUCCESS);
+    }
+    // It has said why, if it failed.
+    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(Code::Internal as u8)))
 }
 
 /// Refuses to do anything about a mount whose server does not answer.
@@ -396,7 +421,7 @@ fn silent() -> Reason {
 
 /// Whether the server of what is mounted on a directory was killed and cannot end.
 fn is_stuck(directory: &Path) -> Result<bool, Reason> {
-    let device = device_of(&std::path::absolute(directory)?)?;
+    let device = device_of(directory)?;
     Ok(device.is_some_and(|device| stuck::is_stuck(&device)))
 }
 
@@ -428,29 +453,87 @@ enum Looked {
     /// A mount that has died: it cannot be looked at.
     Dead,
     /// A pool is mounted on it, with this full path.
-    At(Result<PathBuf, Reason>),
+    At(PathBuf),
+    /// None, for this reason.
+    Nothing(String),
 }
 
-/// Returns a function that finds out what is mounted on a directory, by asking its server.
-fn look_at(directory: PathBuf) -> impl FnOnce() -> Looked + Send + 'static {
-    move || match fs::canonicalize(&directory) {
-        _ if has_died(&directory) => Looked::Dead,
-        Err(error) => Looked::At(Err(error.into())),
-        Ok(found) => Looked::At(is_mounted(&found).and_then(|is_there| match is_there {
-            true => Ok(found),
-            false => Err(Reason::new(Code::Cannot, "no pool is mounted there")),
-        })),
+impl Looked {
+    /// Asks the server, which may never answer.
+    fn ask(directory: &Path) -> Looked {
+        if has_died(directory) {
+            return Looked::Dead;
+        }
+        let found = fs::canonicalize(directory).map_err(Reason::from);
+        match found.and_then(|found| Ok((is_mounted(&found)?, found))) {
+            Ok((true, found)) => Looked::At(found),
+            Ok((false, _)) => Looked::Nothing("no pool is mounted there".into()),
+            Err(reason) => Looked::Nothing(reason.text),
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let (kind, text) = match self {
+            Looked::Dead => (b'D', &b""[..]),
+            Looked::At(path) => (b'A', path.as_os_str().as_bytes()),
+            Looked::Nothing(reason) => (b'N', reason.as_bytes()),
+        };
+        [&[kind], text].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Looked> {
+        let (kind, text) = bytes.split_first()?;
+        Some(match kind {
+            b'D' => Looked::Dead,
+            b'A' => Looked::At(OsStr::from_bytes(text).into()),
+            b'N' => Looked::Nothing(String::from_utf8_lossy(text).into_owned()),
+            _ => return None,
+        })
     }
 }
 
-/// Calls a function that may wait for a server. Returns `None` if that takes too long.
-fn within<T: Send + 'static>(
-    time: Duration,
-    call: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let (done, answer) = std::sync::mpsc::channel();
-    std::thread::spawn(move || done.send(call()));
-    answer.recv_timeout(time).ok()
+/// Finds out what is mounted on a directory. Returns `None` if its server does not answer in time.
+///
+/// Another process asks, and is left behind then: whoever waits for a server that has got the
+/// request and does not answer cannot end, not even if it is killed.
+fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reason> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["umount", "--look", "--"]).arg(directory);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    sys::keep_descriptors_from_programs();
+    let mut child = command.spawn()?;
+    let mut said = Vec::new();
+    if let Some(mut output) = child.stdout.take() {
+        if !sys::is_readable(output.as_fd(), time)? {
+            return Ok(None);
+        }
+        output.read_to_end(&mut said)?;
+    }
+    child.wait()?;
+    let looked = Looked::from_bytes(&said);
+    looked.map(Some).ok_or_else(|| Reason::new(Code::Cannot, "it cannot be looked at"))
+}
+
+/// Looks at a directory for another process.
+fn tell_look(directory: &Path) -> Result<ExitCode, Reason> {
+    io::stdout().write_all(&Looked::ask(directory).to_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the path of a directory without symbolic links, as the kernel's list of mounts has it,
+/// and asks nothing of what is mounted there.
+fn without_links(directory: &Path) -> PathBuf {
+    let mut path = std::path::absolute(directory).unwrap_or_else(|_| directory.into());
+    for _ in 0..LINK_COUNT_MAX {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
+        let Ok(parent) = fs::canonicalize(parent) else { break };
+        path = parent.join(name);
+        match fs::read_link(&path) {
+            Ok(target) => path = parent.join(target),
+            Err(_) => break,
+        }
+    }
+    path
 }
 
 /// Returns the process that serves a mount.

@@ -15,7 +15,7 @@ use hardpack_engine::store::superblock::MAGIC;
 
 use crate::args::RunArgs;
 use crate::failure::{Code, Failure, Reason};
-use crate::{library, output, text};
+use crate::{library, output, sys, text};
 
 /// The exit codes of `env`, `nohup` and shells for a program that cannot be started.
 const CANNOT_START: u8 = 126;
@@ -40,6 +40,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     let mut command = Command::new(program);
     command.args(arguments).env(library::VARIABLE, extension).env(PRELOAD_VARIABLE, preload);
     command.env(MODE_VARIABLE, if args.new_packed { "packed" } else { "plain" });
+    sys::heed_file_size_signal();
     let error = command.exec();
     let code = match error.kind() {
         std::io::ErrorKind::NotFound => NOT_FOUND,

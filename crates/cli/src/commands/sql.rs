@@ -34,7 +34,7 @@ use self::sink::Sink;
 use crate::address::Address;
 use crate::args::SqlArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::{library, output, sqlite};
+use crate::{library, output, sqlite, sys};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -196,6 +196,7 @@ fn exec_shell(args: &SqlArgs, path: &Path) -> Result<(), Reason> {
             command.arg(flag);
         }
     }
+    sys::heed_file_size_signal();
     Err(command.exec().into())
 }
 

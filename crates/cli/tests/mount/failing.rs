@@ -146,11 +146,14 @@ fn stop(server: rustix::process::Pid) {
     }
 }
 
-/// Whether a thread of a process waits for a server. The process need not be there.
+/// Whether a process or one that it has started waits for a server. The process need not be there.
 fn waits_for_server(process: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten();
-    let waits_at = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan"));
-    threads.flatten().any(|thread| waits_at(thread).is_ok_and(|it| it == "request_wait_answer"))
+    threads.flatten().any(|thread| {
+        let read = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        read("wchan") == "request_wait_answer"
+            || read("children").split_whitespace().any(|it| waits_for_server(it.parse().unwrap()))
+    })
 }
 
 /// `umount` does not wait for ever for a server that is stopped.
@@ -193,7 +196,9 @@ fn a_server_that_is_stopped_can_be_left() {
     let said =
         stderr_of(hardpack().args(["mount", "--replace"]).args([&mount.pool, &mount.point]), 3);
     assert!(said.contains("its server does not answer") && said.contains("--force"), "{said}");
-    hardpack().args(["umount", "--force"]).arg(&mount.point).assert().success();
+    let link = mount.pool.with_extension("link");
+    std::os::unix::fs::symlink(&mount.point, &link).unwrap();
+    hardpack().args(["umount", "--force"]).arg(&link).assert().success();
     waiting.join().unwrap().unwrap_err();
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
     rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
@@ -201,6 +206,31 @@ fn a_server_that_is_stopped_can_be_left() {
     assert_eq!(read(&mount.at("f")), b"f");
     hardpack().args(["umount", "--force"]).arg(&mount.point).assert().success();
     mount.check();
+}
+
+/// The disk below a mount hangs. `umount` says so and ends, and the mount can be taken away.
+#[test]
+fn a_disk_that_hangs_keeps_no_mount() {
+    if !can_mount() {
+        return;
+    }
+    let below = Below::new(&[]);
+    let Below { outer, inner } = &below;
+    write(&inner.at("kept"), b"kept");
+    File::open(inner.at("kept")).unwrap().sync_all().unwrap();
+    let disk = outer.server();
+    stop(disk);
+    let name = inner.at("new");
+    let waiting = std::thread::spawn(move || fs::write(&name, b"n").and_then(|()| fs::read(name)));
+    hardpack().args(["umount", "--force"]).arg(&inner.point).assert().success();
+    assert_eq!(fs::read_dir(&inner.point).unwrap().count(), 0);
+    rustix::process::kill_process(disk, rustix::process::Signal::CONT).unwrap();
+    let _ = waiting.join().unwrap();
+    inner.again(&[]);
+    assert_eq!(read(&inner.at("kept")), b"kept");
+    inner.unmount();
+    outer.unmount();
+    outer.check();
 }
 
 /// The server dies while a command waits for its answer.

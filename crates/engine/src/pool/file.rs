@@ -497,7 +497,8 @@ impl File {
         self.remove_draft(draft);
     }
 
-    /// Like [`File::discard`], after a commit that failed: the next changes may be the old content.
+    /// Like [`File::discard`], after a commit that failed, by whomever: the next changes may be the
+    /// old content.
     pub fn forgive(&self) {
         self.discard();
         self.pending().undoes = true;

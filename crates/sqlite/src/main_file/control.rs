@@ -42,9 +42,15 @@ impl MainFile {
     fn is_immutable(&self) -> bool {
         let name = self.path.as_os_str().as_bytes();
         self.is_read_only()
-            && self.pool_file().is_some_and(|pool| system::is_read_only_medium(&pool))
+            && self.is_on_read_only_medium()
             && !companion::has_log_content(name)
             && !companion::has_journal_content(name)
+    }
+
+    /// Whether the pool is on a medium that nobody can write to. SQLite asks in each transaction.
+    fn is_on_read_only_medium(&self) -> bool {
+        let Some(pool) = self.pool_file() else { return false };
+        *self.has_read_only_medium.get_or_init(|| system::is_read_only_medium(&pool))
     }
 
     /// Implements xFileControl.

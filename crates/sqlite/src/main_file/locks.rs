@@ -79,9 +79,13 @@ impl MainFile {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
             // SQLite skips the reserved lock only to roll back from a journal that it found, and to
             // leave a log.
-            self.journal_on_disk |= level == SQLITE_LOCK_EXCLUSIVE
+            let undoes = level == SQLITE_LOCK_EXCLUSIVE
                 && self.lock == SQLITE_LOCK_SHARED
                 && self.wal_index.is_none();
+            if let Some(file) = self.file.as_ref().filter(|_| undoes) {
+                file.forgive();
+            }
+            self.journal_on_disk |= undoes;
             self.lock = self.lock.max(level);
             if level == SQLITE_LOCK_EXCLUSIVE {
                 self.note_writer();

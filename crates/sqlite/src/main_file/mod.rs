@@ -60,6 +60,7 @@ mod turns;
 mod unmade;
 mod writing;
 
+use std::cell::OnceCell;
 use std::ffi::{c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -158,6 +159,8 @@ pub struct MainFile {
     connection: *const *const c_void,
     /// Counts the file among those of its connection.
     connection_use: Option<ConnectionUse>,
+    /// Whether the pool is on a medium that nobody can write to, once somebody has asked.
+    has_read_only_medium: OnceCell<bool>,
     /// The connection is about to turn on a log.
     wants_log: bool,
     /// The connection is in exclusive locking mode, as far as it has said so.

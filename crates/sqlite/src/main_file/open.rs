@@ -1,6 +1,7 @@
 //! Opening a main database: finding out what the file is and what its URI asks for.
 #![expect(unsafe_code, reason = "reads names that SQLite passes as pointers")]
 
+use std::cell::OnceCell;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -153,6 +154,7 @@ impl MainFile {
             busy: BusyHandler::default(),
             connection: std::ptr::null(),
             connection_use: None,
+            has_read_only_medium: OnceCell::new(),
             wants_log: false,
             is_exclusive: false,
             wants_pool: false,

@@ -237,6 +237,52 @@ fn in_exclusive_locking_mode_with_two_databases() {
     assert!(failed > 3, "only {failed} transactions failed");
 }
 
+/// Writes the journal beside a pool that a process leaves which is killed before the pool has any of
+/// its transaction: that of a plain file with the same pages.
+fn leave_journal(path: &Path) {
+    let script = r"
+import shutil, tempfile
+db = sqlite3.connect('file:' + path + '?vfs=hardpack', uri=True)
+with tempfile.TemporaryDirectory() as directory:
+    plain = directory + '/plain'
+    with open(plain, 'wb') as file:
+        file.write(db.serialize())
+    db.close()
+    other = sqlite3.connect(plain, isolation_level=None)
+    other.executescript('pragma synchronous=off; pragma cache_size=5; begin')
+    other.execute('update log set filler = zeroblob(100000)')
+    shutil.copy(plain + '-journal', path + '-journal')
+";
+    crate::common::python_with_library(script, path);
+}
+
+/// A process was killed, and its journal is left. On a full disk others read the database all the
+/// same: nothing has changed, so to undo it needs no space.
+#[test]
+fn a_journal_that_is_left_does_not_keep_others_from_reading() {
+    for blob_count in [40, 400] {
+        let Some(disk) = SmallDisk::mount(200 << 10) else { return };
+        let path = disk.path("pool.hpk");
+        let db = new_pool(&path, "pragma journal_mode=delete");
+        for seq in 2..blob_count {
+            insert_blob(&db, seq, 100_000).unwrap();
+        }
+        drop(db);
+        leave_journal(&path);
+        let journal = with_suffix(&path, "-journal");
+        assert!(journal.metadata().unwrap().len() > blob_count as u64 * 90_000);
+        let ballast = disk.fill(0);
+        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), blob_count - 1);
+        assert!(!journal.exists());
+        std::fs::remove_file(&ballast).unwrap();
+        let db = crate::common::open(&path);
+        insert_blob(&db, blob_count, 1000).unwrap();
+        assert_eq!(ledger::assert_sound(&db), blob_count);
+        drop(db);
+        crate::common::assert_pool_is_clean(&path);
+    }
+}
+
 /// A transaction that is durable is committed, also if there is no room to cut off the pages that it
 /// leaves unused.
 #[test]

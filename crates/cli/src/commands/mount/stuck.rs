@@ -15,11 +15,14 @@ const CONNECTION: &str = "fuse_connection:";
 
 /// Whether the server of a connection was killed, and has a thread that cannot end.
 pub fn is_stuck(connection: &str) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else { return false };
-    processes.flatten().any(|process| {
-        let path = process.path();
-        is_dead(&path) && threads(&path).any(|thread| serves(&thread, connection))
-    })
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let serving = processes.map(|process| process.path()).filter(|path| {
+        // The first thread of a dead process has no descriptors any more.
+        threads(path).any(|thread| serves(&thread, connection))
+    });
+    let (dead, living): (Vec<_>, Vec<_>) = serving.partition(|path| is_dead(path));
+    // Another mount may have got the number since one with a server like that was taken away.
+    !dead.is_empty() && living.is_empty()
 }
 
 /// Whether the first thread of a process has ended.

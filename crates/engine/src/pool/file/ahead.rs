@@ -100,6 +100,7 @@ impl File {
         if self.pending().failed {
             return self.drop_unchanged(&mut self.pending());
         }
+        self.drop_taken_back(&mut self.pending())?;
         let done = self.try_put_ahead(begin, which);
         self.adapt.end();
         match done {

@@ -140,6 +140,25 @@ impl File {
         Ok(())
     }
 
+    /// Frees memory of changes that undo a transaction whose commit failed: those that change
+    /// nothing need not be kept, nor any space for them.
+    pub(super) fn drop_taken_back(&self, pending: &mut Pending) -> Result<()> {
+        if !pending.undoes || pending.draft.is_some() || pending.cut.is_some() {
+            return Ok(());
+        }
+        let len = self.store.with_state(|state| self.len_in(state))?;
+        let mut same = Vec::new();
+        for (index, unit) in &pending.units {
+            if self.committed_unit(*index, len)? == unit[..] {
+                same.push(*index);
+            }
+        }
+        for index in same {
+            pending.units.remove(&index);
+        }
+        Ok(())
+    }
+
     /// Returns whether readers of the file keep a writer from committing.
     pub fn concurrency(&self) -> Result<Concurrency> {
         Ok(self.settings()?.concurrency)
