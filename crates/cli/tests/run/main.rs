@@ -224,6 +224,22 @@ fn the_exit_code_and_signals_are_the_program_s() {
     assert!(text(&none.stderr).contains("libhardpack.so is neither next to"));
 }
 
+/// Signals that the command itself ignores are not ignored by the program, unless they were before.
+#[test]
+fn ignored_signals_are_the_program_s() {
+    let directory = tempfile::tempdir().unwrap();
+    let arguments = ["grep", "SigIgn", "/proc/self/status"];
+    let plain = Command::new(arguments[0]).args(&arguments[1..]).output().unwrap();
+    assert_eq!(quietly(directory.path(), &[&["--"], &arguments[..]].concat()), text(&plain.stdout));
+    let program = assert_cmd::cargo::cargo_bin!("hardpack");
+    let script = "trap '' XFSZ; exec env HARDPACK_LIBRARY=\"$2\" \"$1\" run -- grep SigIgn /proc/self/status";
+    let mut command = Command::new("bash");
+    let output = command.args(["-c", script, "bash"]).arg(program).arg(library()).output().unwrap();
+    let ignored = text(&output.stdout);
+    let number = u64::from_str_radix(ignored.split_whitespace().nth(1).unwrap(), 16).unwrap();
+    assert!(number >> (libc::SIGXFSZ - 1) & 1 == 1, "{ignored}");
+}
+
 #[test]
 fn child_role() {
     let Some(pool) = std::env::var_os("HARDPACK_ROLE_POOL") else { return };
