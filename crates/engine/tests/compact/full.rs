@@ -78,9 +78,9 @@ fn a_pool_on_a_full_disk_finds_what_it_has_freed() {
     assert!(failed > 0, "none of {count} was full");
 }
 
-/// Two processes commit in turns and mostly sync nothing, so that many superblocks are passing. Each
-/// time that one has to be durable, the disk has just become full. What cannot be committed then is
-/// not there, whatever it is that needs space last.
+/// Two processes commit in turns and mostly sync nothing, so that many superblocks are passing.
+/// Each time that one has to be durable, the disk has just become full. What cannot be committed
+/// then is not there, whatever it is that needs space last.
 #[test]
 fn what_is_refused_is_not_committed() {
     let (mut refused, mut passing_count) = (0, 0);

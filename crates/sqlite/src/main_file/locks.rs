@@ -82,7 +82,7 @@ impl MainFile {
             let undoes = level == SQLITE_LOCK_EXCLUSIVE
                 && self.lock == SQLITE_LOCK_SHARED
                 && self.wal_index.is_none();
-            if let Some(file) = self.file.as_ref().filter(|_| undoes) {
+            if let Some(file) = self.file.as_ref().filter(|_| undoes && !self.wrote) {
                 file.forgive();
             }
             self.journal_on_disk |= undoes;

@@ -190,9 +190,9 @@ impl MainFile {
         self.pinning = Pinning::default();
     }
 
-    /// Gives up the pinned state once nobody else can read or change the database: what is read from
-    /// here on is the newest. In exclusive locking mode this lock is not given back, and the pin
-    /// would keep all space from being reused.
+    /// Gives up the pinned state once nobody else can read or change the database: what is read
+    /// from here on is the newest. In exclusive locking mode this lock is not given back, and the
+    /// pin would keep all space from being reused.
     pub(super) fn unpin_if_alone(&mut self) {
         if !self.pinning.is_lenient {
             (self.pinning.pin, self.pinning.age) = (None, None);

@@ -237,8 +237,8 @@ fn in_exclusive_locking_mode_with_two_databases() {
     assert!(failed > 3, "only {failed} transactions failed");
 }
 
-/// Writes the journal beside a pool that a process leaves which is killed before the pool has any of
-/// its transaction: that of a plain file with the same pages.
+/// Writes the journal beside a pool that a process leaves which is killed before the pool has any
+/// of its transaction: that of a plain file with the same pages.
 fn leave_journal(path: &Path) {
     let script = r"
 import shutil, tempfile
@@ -283,8 +283,8 @@ fn a_journal_that_is_left_does_not_keep_others_from_reading() {
     }
 }
 
-/// A transaction that is durable is committed, also if there is no room to cut off the pages that it
-/// leaves unused.
+/// A transaction that is durable is committed, also if there is no room to cut off the pages that
+/// it leaves unused.
 #[test]
 fn what_is_only_to_become_shorter() {
     let mut results = [0, 0];

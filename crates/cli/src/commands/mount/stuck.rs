@@ -3,14 +3,16 @@
 //! A server tells the kernel of names that others have changed. For that the kernel waits for
 //! programs that are changing something in the same directory, and they wait for the server. If it
 //! is killed just then, the thread that has told the kernel never ends, and with it stays the
-//! connection, so that the mount neither answers nor is dead. Only who ends the connection ends that.
+//! connection, so that the mount neither answers nor is dead. Only who ends the connection ends
+//! that.
 
 use std::fs;
 use std::path::Path;
 
 /// The device through which file systems are served, as descriptors name it.
 const DEVICE: &str = "/dev/fuse";
-/// What the kernel says of the descriptor of a connection, followed by its number (since Linux 6.14).
+/// What the kernel says of the descriptor of a connection, followed by its number (since Linux
+/// 6.14).
 const CONNECTION: &str = "fuse_connection:";
 
 /// Whether the server of a connection was killed, and has a thread that cannot end.

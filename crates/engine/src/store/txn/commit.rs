@@ -113,8 +113,9 @@ impl Txn {
         Ok(state)
     }
 
-    /// Lets the commit write a superblock in any case. If nothing else has changed, it writes nothing
-    /// but that: what is only to become durable must not depend on space, as the disk may be full.
+    /// Lets the commit write a superblock in any case. If nothing else has changed, it writes
+    /// nothing but that: what is only to become durable must not depend on space, as the disk may
+    /// be full.
     pub(in crate::store) fn mark(&mut self) {
         self.core.only_marks |= !std::mem::replace(&mut self.core.changed, true);
     }
