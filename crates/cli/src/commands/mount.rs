@@ -356,7 +356,7 @@ fn refused(error: &io::Error, directory: &Path) -> Reason {
 
 pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
     if args.look {
-        return tell_look(&args.directory).cannot("look at", text::path(&args.directory));
+        return tell_look(args).cannot("look at", text::path(&args.directory));
     }
     umount_and_wait(args).cannot("unmount", text::path(&args.directory))
 }
@@ -367,6 +367,7 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
     let directory = match look_at(&whole, time)? {
         Some(Looked::Dead) => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
         Some(Looked::At(_)) if args.force => return umount_by_force(&whole),
+        Some(Looked::At(_)) if args.lazy => return umount_lazily(&whole),
         Some(Looked::At(found)) => found,
         Some(Looked::Nothing(reason)) => return Err(Reason::new(Code::Cannot, reason)),
         None if args.force || is_stuck(&whole)? => {
@@ -379,35 +380,60 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
     let server = server_of(&directory);
     // Errors of writing are told here, while there is somebody to be told.
     let synced = File::open(&directory)?.sync_all();
-    unmount(&directory, args.lazy)?;
-    let ended = server.is_none_or(|server| {
-        args.lazy || sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true)
-    });
+    unmount(&directory, false)?;
+    let ended =
+        server.is_none_or(|server| sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true));
     // Staying mounted would bring back nothing of what could not be written.
-    synced.map_err(|error| {
-        let mut reason = Reason::from(error);
-        reason.text = format!("it is unmounted, but its last changes are lost: {}", reason.text);
-        reason.hint("'hardpack check POOL' tells whether the pool is whole")
-    })?;
+    synced.map_err(|error| lost(Reason::from(error)))?;
     match ended {
         true => Ok(ExitCode::SUCCESS),
         false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
     }
 }
 
-/// Unmounts a directory whose server answers, as always, if that does not take too long: it may
-/// wait for a disk that hangs. Another process waits for it, and is left behind then.
+/// Says that what could not be written is lost.
+fn lost(mut reason: Reason) -> Reason {
+    reason.text = format!("it is unmounted, but its last changes are lost: {}", reason.text);
+    reason.hint("'hardpack check POOL' tells whether the pool is whole")
+}
+
+/// Unmounts a directory whose server answers, and leaves to that what is not written soon.
+fn umount_lazily(directory: &Path) -> Result<ExitCode, Reason> {
+    let synced = in_another(&["--look", "--lazy"], directory, Stdio::null(), LAZY_ANSWER_TIME)?;
+    unmount(directory, true)?;
+    match synced {
+        None | Some(0) => Ok(ExitCode::SUCCESS),
+        Some(_) => Err(lost(Reason::new(Code::Cannot, "they cannot be written"))),
+    }
+}
+
+/// Unmounts a directory whose server answers, as always, if that does not take too long.
 fn umount_by_force(directory: &Path) -> Result<ExitCode, Reason> {
+    match in_another(&[], directory, Stdio::inherit(), FORCE_TIME)? {
+        // It has said why, if it failed.
+        Some(code) => Ok(ExitCode::from(code)),
+        None => abort(directory).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Lets another process unmount a directory, or look at it. Returns its exit code, or `None` if it
+/// takes too long, as it may wait for a disk that hangs. It is left behind then: nobody can end it.
+fn in_another(
+    flags: &[&str],
+    directory: &Path,
+    errors: Stdio,
+    time: Duration,
+) -> Result<Option<u8>, Reason> {
     let mut command = Command::new(std::env::current_exe()?);
-    let mut child = command.arg("umount").arg("--").arg(directory).stdin(Stdio::null()).spawn()?;
+    command.arg("umount").args(flags).arg("--").arg(directory);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let ended = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
-    if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), FORCE_TIME).unwrap_or(true)) {
-        return abort(directory).map(|()| ExitCode::SUCCESS);
+    if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), time).unwrap_or(true)) {
+        return Ok(None);
     }
-    // It has said why, if it failed.
     let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(Code::Internal as u8)))
+    Ok(Some(code.unwrap_or(Code::Internal as u8)))
 }
 
 /// Refuses to do anything about a mount whose server does not answer.
@@ -514,9 +540,12 @@ fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reason> {
     looked.map(Some).ok_or_else(|| Reason::new(Code::Cannot, "it cannot be looked at"))
 }
 
-/// Looks at a directory for another process.
-fn tell_look(directory: &Path) -> Result<ExitCode, Reason> {
-    io::stdout().write_all(&Looked::ask(directory).to_bytes())?;
+/// Looks at a directory for another process, or with `--lazy` lets its server write everything.
+fn tell_look(args: &UmountArgs) -> Result<ExitCode, Reason> {
+    match args.lazy {
+        true => File::open(&args.directory)?.sync_all()?,
+        false => io::stdout().write_all(&Looked::ask(&args.directory).to_bytes())?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

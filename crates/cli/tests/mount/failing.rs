@@ -214,23 +214,26 @@ fn a_disk_that_hangs_keeps_no_mount() {
     if !can_mount() {
         return;
     }
-    let below = Below::new(&[]);
-    let Below { outer, inner } = &below;
-    write(&inner.at("kept"), b"kept");
-    File::open(inner.at("kept")).unwrap().sync_all().unwrap();
-    let disk = outer.server();
-    stop(disk);
-    let name = inner.at("new");
-    let waiting = std::thread::spawn(move || fs::write(&name, b"n").and_then(|()| fs::read(name)));
-    hardpack().args(["umount", "--force"]).arg(&inner.point).assert().success();
-    assert_eq!(fs::read_dir(&inner.point).unwrap().count(), 0);
-    rustix::process::kill_process(disk, rustix::process::Signal::CONT).unwrap();
-    let _ = waiting.join().unwrap();
-    inner.again(&[]);
-    assert_eq!(read(&inner.at("kept")), b"kept");
-    inner.unmount();
-    outer.unmount();
-    outer.check();
+    for flag in ["--lazy", "--force"] {
+        let below = Below::new(&[]);
+        let Below { outer, inner } = &below;
+        write(&inner.at("kept"), b"kept");
+        File::open(inner.at("kept")).unwrap().sync_all().unwrap();
+        let disk = outer.server();
+        stop(disk);
+        let name = inner.at("new");
+        let write_new = move || fs::write(&name, b"n").and_then(|()| fs::read(name));
+        let waiting = std::thread::spawn(write_new);
+        hardpack().args(["umount", flag]).arg(&inner.point).assert().success();
+        assert_eq!(fs::read_dir(&inner.point).unwrap().count(), 0);
+        rustix::process::kill_process(disk, rustix::process::Signal::CONT).unwrap();
+        let _ = waiting.join().unwrap();
+        inner.again(&[]);
+        assert_eq!(read(&inner.at("kept")), b"kept");
+        inner.unmount();
+        outer.unmount();
+        outer.check();
+    }
 }
 
 /// The server dies while a command waits for its answer.
