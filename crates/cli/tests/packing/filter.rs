@@ -79,7 +79,8 @@ fn what_it_saves_is_told_and_a_repack_brings_it() {
     let text = stdout_of(hardpack().arg("info").arg(&pool));
     let line = text.lines().find(|line| line.starts_with("page filter")).unwrap();
     assert!(line.contains(" records, ") && line.contains("; saves about "), "{line}");
-    let (records, _, stored) = filtered(&pool);
+    let (records, ..) = filtered(&pool);
+    let packed = info(&pool)["stored_bytes"].as_u64().unwrap();
     let repack = |arguments: &[&str]| {
         json_of(hardpack().args(["repack", "-q", "--json"]).args(arguments).arg(&pool))
     };
@@ -92,11 +93,11 @@ fn what_it_saves_is_told_and_a_repack_brings_it() {
     repack(&["--filter", "auto"]);
     let found = info(&pool)["stored_bytes"].as_u64().unwrap();
     assert!(found.abs_diff(told) < found / 5, "{told} was told, it is {found}");
-    // The last record takes a sector either way: whether both are tried depends on how far others
-    // are by then.
-    let (records_again, _, stored_again) = filtered(&pool);
+    // One record takes the same either way: whether both are tried depends on how far others are by
+    // then.
+    let records_again = filtered(&pool).0;
     assert!(records >= 6 && records_again >= 6, "{records}, {records_again}");
-    assert!(stored_again.abs_diff(stored) < stored / 100, "{stored}, {stored_again}");
+    assert!(found.abs_diff(packed) < packed / 200, "{packed}, {found}");
     assert_holds(&pool, &path);
     let refused = hardpack().args(["set", "filter=columns"]).arg(&pool).assert().failure();
     let hint = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
