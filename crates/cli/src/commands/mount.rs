@@ -263,11 +263,12 @@ fn any_generation() -> Result<u16, Reason> {
 fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool), Reason> {
     let shown = text::path(directory);
     let whole = without_links(directory);
-    let has_died = match look_at(&whole, ANSWER_TIME)? {
-        Some(looked) => matches!(looked, Looked::Dead),
-        None if is_stuck(&whole)? => true,
-        None => return Err(silent()),
-    };
+    let has_died = device_of(&whole)?.is_some()
+        && match look_at(&whole, ANSWER_TIME)? {
+            Some(looked) => matches!(looked, Looked::Dead),
+            None if is_stuck(&whole)? => true,
+            None => return Err(silent()),
+        };
     if has_died {
         if !replace {
             let text = format!("a mount on '{shown}' has died and is still there");
