@@ -34,6 +34,8 @@ const END_TIME: Duration = Duration::from_secs(60);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// How long `umount --lazy` waits: without an answer, it leaves everything to the server.
 const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
+/// The reason for a directory without a mount of ours.
+const NO_POOL: &str = "no pool is mounted there";
 /// How many symbolic links a path may lead through, as for the kernel.
 const LINK_COUNT_MAX: usize = 40;
 /// The device through which file systems are served.
@@ -371,6 +373,10 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
         Some(Looked::At(_)) if args.lazy => return umount_lazily(&whole),
         Some(Looked::At(found)) => found,
         Some(Looked::Nothing(reason)) => return Err(Reason::new(Code::Cannot, reason)),
+        // What is silent may be another file system.
+        None if device_of(&whole)?.is_none() => {
+            return Err(Reason::new(Code::Cannot, NO_POOL));
+        }
         None if args.force || is_stuck(&whole)? => {
             return abort(&whole).map(|()| ExitCode::SUCCESS);
         }
@@ -469,7 +475,7 @@ fn abort(directory: &Path) -> Result<(), Reason> {
     }
     // The owner of a mount may end its connection.
     let device = device_of(directory)?;
-    let device = device.ok_or_else(|| Reason::new(Code::Cannot, "no pool is mounted there"))?;
+    let device = device.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?;
     let control = Path::new(FUSE_CONNECTIONS).join(device).join("abort");
     fs::write(&control, "1").map_err(|error| Reason::from(error).about(&control))?;
     unmount_by_helper(directory, true)
@@ -494,7 +500,7 @@ impl Looked {
         let found = fs::canonicalize(directory).map_err(Reason::from);
         match found.and_then(|found| Ok((is_mounted(&found)?, found))) {
             Ok((true, found)) => Looked::At(found),
-            Ok((false, _)) => Looked::Nothing("no pool is mounted there".into()),
+            Ok((false, _)) => Looked::Nothing(NO_POOL.into()),
             Err(reason) => Looked::Nothing(reason.text),
         }
     }
