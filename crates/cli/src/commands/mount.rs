@@ -1,10 +1,10 @@
 //! `hardpack mount` and `umount`. Without `--foreground`, the command starts itself again as a
 //! server, and ends when that one says that the mount is there.
 
+mod look;
 mod marks;
 mod stuck;
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
+use self::look::{Looked, look_at, tell_look, without_links};
 use self::marks::{FileLeases, OpenMarks};
 use crate::args::{MountArgs, UmountArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
@@ -36,8 +37,6 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The reason for a directory without a mount of ours.
 const NO_POOL: &str = "no pool is mounted there";
-/// How many symbolic links a path may lead through, as for the kernel.
-const LINK_COUNT_MAX: usize = 40;
 /// The device through which file systems are served.
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// Where the kernel lists what is served, by the minor numbers of its file systems.
@@ -479,97 +478,6 @@ fn abort(directory: &Path) -> Result<(), Reason> {
     let control = Path::new(FUSE_CONNECTIONS).join(device).join("abort");
     fs::write(&control, "1").map_err(|error| Reason::from(error).about(&control))?;
     unmount_by_helper(directory, true)
-}
-
-/// What there is on a directory.
-enum Looked {
-    /// A mount that has died: it cannot be looked at.
-    Dead,
-    /// A pool is mounted on it, with this full path.
-    At(PathBuf),
-    /// None, for this reason.
-    Nothing(String),
-}
-
-impl Looked {
-    /// Asks the server, which may never answer.
-    fn ask(directory: &Path) -> Looked {
-        if has_died(directory) {
-            return Looked::Dead;
-        }
-        let found = fs::canonicalize(directory).map_err(Reason::from);
-        match found.and_then(|found| Ok((is_mounted(&found)?, found))) {
-            Ok((true, found)) => Looked::At(found),
-            Ok((false, _)) => Looked::Nothing(NO_POOL.into()),
-            Err(reason) => Looked::Nothing(reason.text),
-        }
-    }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let (kind, text) = match self {
-            Looked::Dead => (b'D', &b""[..]),
-            Looked::At(path) => (b'A', path.as_os_str().as_bytes()),
-            Looked::Nothing(reason) => (b'N', reason.as_bytes()),
-        };
-        [&[kind], text].concat()
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Looked> {
-        let (kind, text) = bytes.split_first()?;
-        Some(match kind {
-            b'D' => Looked::Dead,
-            b'A' => Looked::At(OsStr::from_bytes(text).into()),
-            b'N' => Looked::Nothing(String::from_utf8_lossy(text).into_owned()),
-            _ => return None,
-        })
-    }
-}
-
-/// Finds out what is mounted on a directory. Returns `None` if its server does not answer in time.
-///
-/// Another process asks, and is left behind then: whoever waits for a server that has got the
-/// request and does not answer cannot end, not even if it is killed.
-fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reason> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["umount", "--look", "--"]).arg(directory);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    sys::keep_descriptors_from_programs();
-    let mut child = command.spawn()?;
-    let mut said = Vec::new();
-    if let Some(mut output) = child.stdout.take() {
-        if !sys::is_readable(output.as_fd(), time)? {
-            return Ok(None);
-        }
-        output.read_to_end(&mut said)?;
-    }
-    child.wait()?;
-    let looked = Looked::from_bytes(&said);
-    looked.map(Some).ok_or_else(|| Reason::new(Code::Cannot, "it cannot be looked at"))
-}
-
-/// Looks at a directory for another process, or with `--lazy` lets its server write everything.
-fn tell_look(args: &UmountArgs) -> Result<ExitCode, Reason> {
-    match args.lazy {
-        true => File::open(&args.directory)?.sync_all()?,
-        false => io::stdout().write_all(&Looked::ask(&args.directory).to_bytes())?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the path of a directory without symbolic links, as the kernel's list of mounts has it,
-/// and asks nothing of what is mounted there.
-fn without_links(directory: &Path) -> PathBuf {
-    let mut path = std::path::absolute(directory).unwrap_or_else(|_| directory.into());
-    for _ in 0..LINK_COUNT_MAX {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
-        let Ok(parent) = fs::canonicalize(parent) else { break };
-        path = parent.join(name);
-        match fs::read_link(&path) {
-            Ok(target) => path = parent.join(target),
-            Err(_) => break,
-        }
-    }
-    path
 }
 
 /// Returns the process that serves a mount.

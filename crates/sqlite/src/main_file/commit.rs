@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
+use hardpack_engine::pool::File;
 use hardpack_engine::store::{Ask, Durability};
 
 use super::{Backing, Checkpoint, MainFile};
@@ -23,7 +24,7 @@ impl MainFile {
         if announced {
             self.synced = code == SQLITE_OK;
             if !matches!(code, SQLITE_OK | SQLITE_BUSY) {
-                self.drop_changes();
+                self.drop_failed();
             }
         }
         code
@@ -93,15 +94,26 @@ impl MainFile {
         }
     }
 
-    /// Drops the changes that are not committed. After a commit that failed, SQLite may have no
-    /// journal to undo them with, and in exclusive locking mode gives back no lock that would tell;
-    /// until they are gone, no other commit succeeds.
-    pub(super) fn drop_changes(&mut self) {
-        if std::mem::take(&mut self.wrote)
-            && let Some(file) = &self.file
-        {
+    /// Drops the changes that are not committed, of a transaction or checkpoint that is over.
+    fn drop_changes(&mut self) {
+        if let Some(file) = self.take_changed() {
+            file.discard();
+        }
+    }
+
+    /// Drops the changes of a commit that failed. SQLite may have no journal to undo them with, and
+    /// in exclusive locking mode gives back no lock that would tell; until they are gone, no other
+    /// commit succeeds.
+    pub(super) fn drop_failed(&mut self) {
+        if let Some(file) = self.take_changed() {
             file.forgive();
         }
+    }
+
+    /// Returns the file if this connection has changed it, which counts as undone from here on.
+    fn take_changed(&mut self) -> Option<&File> {
+        let wrote = std::mem::take(&mut self.wrote);
+        self.file.as_deref().filter(|_| wrote)
     }
 
     /// Whether SQLite may retry a commit that was told "busy". It may not if the pool already has
@@ -147,7 +159,7 @@ impl MainFile {
         let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
         match code {
             SQLITE_OK => self.journal_on_disk = has_super_journal,
-            _ => self.drop_changes(),
+            _ => self.drop_failed(),
         }
         code
     }

@@ -99,7 +99,7 @@ impl MainFile {
                 let code = self.commit_waiting(Durability::Visible, SQLITE_IOERR_WRITE, WAIT_MADE);
                 self.published = false;
                 if code != SQLITE_OK {
-                    self.drop_changes();
+                    self.drop_failed();
                 }
                 match code & 0xff {
                     // Pages behind the last one do no harm.
