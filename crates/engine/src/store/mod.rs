@@ -107,6 +107,9 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
+    /// How long the file was when a write failed for lack of space, in bytes, until the pool is
+    /// longer than that; 0 otherwise.
+    full_at: AtomicU64,
     /// How many commits may look for room before the next transaction (see `txn/room.rs`).
     rounds_for_room: AtomicU8,
     /// How many superblocks may have to stay in the ring before further ones are passing.

@@ -559,11 +559,15 @@ impl Pool {
         ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let mut removed = 0;
+        let (mut removed, mut was_refused) = (0, false);
         loop {
             let mut count = REMOVE_COUNT;
-            let is_gone =
-                self.edit(now_ns, |edit| edit.remove_some(directory, top, &mut count, ask))?;
+            let done = self.edit(now_ns, |edit| edit.remove_some(directory, top, &mut count, ask));
+            // On a full disk, who is refused has found room for those who come next.
+            if matches!(done, Err(Error::NoSpace)) && !std::mem::replace(&mut was_refused, true) {
+                continue;
+            }
+            let is_gone = done?;
             removed += (REMOVE_COUNT - count) as u64;
             if !progress(removed) || is_gone {
                 return Ok(());

@@ -36,7 +36,7 @@ use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::{drain, provision_nodes};
+use crate::store::txn::provision::{drain, provision_gaps, provision_nodes};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::txn::{Anchoring, Txn};
@@ -180,6 +180,7 @@ impl Txn {
             }
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
+            store.note_len(state.superblock.end.0 << self.core.ashift());
         }
         Ok(())
     }
@@ -194,6 +195,9 @@ impl Txn {
         };
         if core.set_aside.is_none() && !core.only_marks {
             drain(core, freed_tree, space_tree)?;
+            if core.is_large(0) {
+                provision_gaps(core, space_tree, SPACE_NODES_GUESS)?;
+            }
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
         let count = dirty as u64 + SPACE_NODES_GUESS;

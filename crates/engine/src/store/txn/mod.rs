@@ -40,15 +40,13 @@ use super::{State, Store};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::txn::holds::{DEAD_NODES_MAX, Holds};
+use crate::store::txn::provision::NODE_SECTORS_GUESS;
 use crate::units::{Ashift, FileId, Run, Sector, Txg};
 
 /// The maximum number of changed tree nodes kept in memory before a transaction writes them.
 const DIRTY_NODES_MAX: usize = 4096;
 /// A transaction that has written this many bytes is large.
 const LARGE_COMMIT_LEN: u64 = 1 << 20;
-/// The room provided for each node: its payload, header and rounding.
-const NODE_SECTORS_GUESS: u64 = 10;
-
 /// A change of the pool in progress.
 #[derive(Debug)]
 pub struct Txn {
@@ -343,8 +341,11 @@ impl Txn {
     pub(super) fn flush_tree(&mut self, tree: TreeId) -> Result<Option<Pointer>> {
         let dirty = self.trees[tree].dirty_count() as u64;
         if dirty > 0 {
-            let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
-            self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
+            let space_tree = &mut self.trees[TreeId::Space];
+            match self.core.fills_gaps(0) {
+                true => provision::provision_gaps(&mut self.core, space_tree, dirty)?,
+                false => self.provision_runs(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?,
+            }
             // A packed node takes about two thirds of its payload at most, where it holds hashes.
             let longest = (self.trees[tree].longest_dirty() * 2 / 3).max(NODE_PAYLOAD_MAX);
             let space_tree = &mut self.trees[TreeId::Space];

@@ -15,6 +15,8 @@ use crate::store::space::aim::Aim;
 use crate::store::tree::{Entry, TxnTree};
 use crate::units::{Run, Sector, Txg};
 
+/// The room provided for each node: its payload, header and rounding.
+pub(super) const NODE_SECTORS_GUESS: u64 = 10;
 /// The number of entries in the freed tree that makes emptying it worthwhile.
 const DRAIN_COUNT_MIN: u64 = 256;
 /// The maximum number of runs that one commit moves, so that none is slow.
@@ -45,6 +47,21 @@ pub(in crate::store) fn provision(
     }
     let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
     provision_within(core, space, &aim, sectors, shortest)
+}
+
+/// Fills the windows for this many nodes, with pieces of any length where no longer ones are left.
+pub(in crate::store) fn provision_gaps(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    node_count: u64,
+) -> Result<()> {
+    // Space that is free in a restored older state may be part of the newest durable one.
+    if core.set_aside.is_some() {
+        return Ok(());
+    }
+    let sectors = node_count * NODE_SECTORS_GUESS;
+    provision(core, space, sectors, NODE_SECTORS_GUESS)?;
+    provision(core, space, sectors, 1)
 }
 
 /// Fills the windows for this many nodes of up to `longest` bytes, of a compaction whose aim has no

@@ -1,9 +1,11 @@
 //! Finds room in a pool on a full disk.
 //!
-//! A commit writes its nodes before it makes reusable what earlier ones have freed, so a pool
-//! without other free space has to grow, and on a full disk it cannot: not even to remove
-//! something. So after a write has failed for lack of space, the next transaction comes behind
-//! commits that change nothing but make such space reusable, and take their own nodes from it.
+//! A commit writes its nodes before it makes reusable what earlier ones have freed, and a small one
+//! uses free space only where it need not search for it. So a pool may have to grow although much
+//! of it is free, and on a full disk it cannot: not even to remove something. So after a write has
+//! failed for lack of space, transactions use every sector that is free, until the file has grown
+//! again, and the next one comes behind commits that change nothing but make reusable what is
+//! freed.
 //!
 //! If nothing of it is reusable because nothing is known to be durable, the first of them only says
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
@@ -17,20 +19,27 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::trees::TreeId;
 use crate::store::txn::Txn;
 use crate::store::txn::begin::MaySync;
-use crate::store::txn::provision::{drain, has_reusable};
+use crate::store::txn::provision::has_reusable;
 use crate::store::{Patience, Store};
 
 /// After a write has failed, this many commits look for room: one says that the newest state is
 /// durable, the other makes reusable what earlier ones have freed.
 const ROUND_COUNT: u8 = 2;
-/// Less free space than this does not suffice for a small commit, in sectors.
-const ROOM_MIN: u64 = 64;
 
 impl Store {
     /// Notes that a write has failed, if it was for lack of space.
     pub(in crate::store) fn note_failed_write(&self, error: &Error) {
         if matches!(error, Error::NoSpace) {
+            let len = self.device.len().unwrap_or(0);
+            self.full_at.fetch_max(len.max(1), Ordering::AcqRel);
             self.rounds_for_room.store(ROUND_COUNT, Ordering::Release);
+        }
+    }
+
+    /// Notes how long the pool is: if the disk was full, it may have space again.
+    pub(in crate::store) fn note_len(&self, len: u64) {
+        if (1..len).contains(&self.full_at.load(Ordering::Acquire)) {
+            self.full_at.store(0, Ordering::Release);
         }
     }
 
@@ -46,10 +55,11 @@ impl Store {
 impl Txn {
     /// Gives this transaction up and looks for room, if a write has failed for lack of it and there
     /// may be some. Returns the transaction if not.
-    pub(in crate::store) fn find_room(self) -> Result<Option<Txn>> {
+    pub(in crate::store) fn find_room(mut self) -> Result<Option<Txn>> {
         let store = Arc::clone(&self.core.store);
+        self.core.is_bulk |= store.full_at.load(Ordering::Acquire) > 0;
         let rounds = store.rounds_for_room.swap(0, Ordering::AcqRel);
-        if rounds == 0 || !self.is_cramped() {
+        if rounds == 0 || self.core.space.freed_count == 0 {
             return Ok(Some(self));
         }
         let left = match self.make_room() {
@@ -62,25 +72,10 @@ impl Txn {
         Ok(None)
     }
 
-    /// Whether more space waits to be reusable than is free.
-    fn is_cramped(&self) -> bool {
-        let space = &self.core.space;
-        let windows: u64 = space.windows.iter().map(|window| window.sectors).sum();
-        let free = windows + space.space_sectors;
-        space.freed_count > 0 && free < space.freed_sectors.max(ROOM_MIN)
-    }
-
     /// Commits what is needed first to have more free space. Returns whether that was anything.
     fn make_room(mut self) -> Result<bool> {
         self.load_holders()?;
-        let own = [TreeId::Space, TreeId::Freed];
-        let Some([space_tree, freed_tree]) = self.trees.disjoint_mut(own) else {
-            return Err(Error::internal("a transaction has lost its trees"));
-        };
-        if has_reusable(&mut self.core, freed_tree)? {
-            self.core.is_bulk = true;
-            drain(&mut self.core, freed_tree, space_tree)?;
-            self.provision_runs(ROOM_MIN, 1)?;
+        if has_reusable(&mut self.core, &self.trees[TreeId::Freed])? {
             self.core.changed = true;
             return self.publish().map(|()| true);
         }
