@@ -240,7 +240,8 @@ fn a_transaction_that_does_not_fit_can_be_undone() {
     assert!(found == after);
 }
 
-/// Whatever has filled the disk to the last byte, attributes can be changed then, and names removed.
+/// Whatever has filled the disk to the last byte, attributes can be changed then, and names be
+/// removed.
 #[test]
 fn a_pool_that_has_filled_the_disk_can_be_tidied() {
     for (step, record_size) in (0..20).flat_map(|step| [(step, "4K"), (step, "128K")]) {
