@@ -416,6 +416,9 @@ impl Device for FileDevice {
         (&self.file).seek(SeekFrom::End(0))
     }
 
+    fn room(&self) -> Option<u64> {
+        sys::free_len(&self.file)
+    }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
     }

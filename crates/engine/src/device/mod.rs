@@ -172,6 +172,10 @@ pub trait Device: Send + Sync + Debug {
     }
     /// The length in bytes.
     fn len(&self) -> io::Result<u64>;
+    /// By how many bytes it may grow, as far as its medium says: a limit of its own may be lower.
+    fn room(&self) -> Option<u64> {
+        None
+    }
     /// Truncates or extends the device.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Returns the space of a range to the file system where possible; afterwards the range reads

@@ -91,6 +91,15 @@ pub(super) fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The free bytes of the file system of a file, as far as this user may take them.
+pub(super) fn free_len(file: &File) -> Option<u64> {
+    // SAFETY: `statvfs` is a plain structure of integers, for which all zeros is a valid value.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open for as long as `file` lives and `found` outlives the call.
+    let done = unsafe { libc::fstatvfs(file.as_raw_fd(), &mut found) };
+    (done == 0).then(|| (found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+}
+
 /// Waits until a range is written back, if that is in progress. Begins nothing and makes nothing
 /// durable, but reports what could not be written back anywhere in the file, as `fdatasync` does.
 pub(super) fn await_write_back(file: &File, offset: u64, len: u64) -> io::Result<()> {

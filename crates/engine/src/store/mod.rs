@@ -107,6 +107,8 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
+    /// Whether this process has looked how much room the file system has.
+    has_seen_room: AtomicBool,
     /// How long the file was when a write failed for lack of space, in bytes, until the pool is
     /// longer than that; 0 otherwise.
     full_at: AtomicU64,

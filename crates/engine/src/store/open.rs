@@ -184,6 +184,7 @@ impl Store {
             last_group: AtomicU64::new(0),
             adoptions_synced: AtomicU64::new(0),
             syncs_not_put_off: AtomicU64::new(0),
+            has_seen_room: AtomicBool::new(false),
             full_at: AtomicU64::new(0),
             rounds_for_room: AtomicU8::new(0),
             anchor_count_max: AtomicUsize::new(ANCHOR_COUNT_MAX),

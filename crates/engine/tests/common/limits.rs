@@ -6,7 +6,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use hardpack_engine::device::{Device, MemoryDevice};
 
@@ -77,6 +77,7 @@ pub struct BoundedDevice {
     read_count: AtomicU64,
     read_count_max: u64,
     len_max: AtomicU64,
+    tells_room: AtomicBool,
 }
 
 impl BoundedDevice {
@@ -85,7 +86,8 @@ impl BoundedDevice {
     pub fn new(image: Vec<u8>, read_count_max: u64, len_max: u64) -> BoundedDevice {
         let bytes = MemoryDevice::new(image);
         let (read_count, len_max) = (AtomicU64::new(0), AtomicU64::new(len_max));
-        BoundedDevice { bytes, read_count, read_count_max, len_max }
+        let tells_room = AtomicBool::new(false);
+        BoundedDevice { bytes, read_count, read_count_max, len_max, tells_room }
     }
 
     /// Returns the number of reads; beyond the limit every read fails.
@@ -101,6 +103,11 @@ impl BoundedDevice {
     /// Lets the device be full at `len_max` bytes from now on.
     pub fn set_len_max(&self, len_max: u64) {
         self.len_max.store(len_max, Ordering::Relaxed);
+    }
+
+    /// Lets the device say how much room it has. Otherwise its limit is like a quota.
+    pub fn tell_room(&self) {
+        self.tells_room.store(true, Ordering::Relaxed);
     }
 
     fn is_beyond(&self, end: u64) -> bool {
@@ -132,6 +139,11 @@ impl Device for BoundedDevice {
     }
     fn len(&self) -> io::Result<u64> {
         self.bytes.len()
+    }
+    fn room(&self) -> Option<u64> {
+        let tells = self.tells_room.load(Ordering::Relaxed);
+        let len = self.len().ok()?;
+        tells.then(|| self.len_max.load(Ordering::Relaxed).saturating_sub(len))
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         if self.is_beyond(len) {

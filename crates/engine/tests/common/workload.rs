@@ -282,7 +282,7 @@ impl<'a> Run<'a> {
             Kind::ReadError | Kind::ShortRead | Kind::Flip => 1 + self.rng.below(6),
         };
         self.lasts_for = match kind {
-            Kind::NoSpace => 1 + self.rng.below(4),
+            Kind::NoSpace => self.rng.pick(&[1, 2, 4, 30]),
             // The length changes so rarely.
             Kind::LengthError => 12,
             _ => 0,

@@ -151,11 +151,15 @@ fn remove(pool: &Pool, _: &File, _: &mut Rng) -> bool {
     pool.remove_tree(ROOT, &entry.name, 0, &mut |_| true).is_ok()
 }
 
-/// Asserts that a change can be made in a pool on a full disk, if not at once, then by those who
-/// try again.
-fn assert_goes_on(mut image: Vec<u8>, change: impl Fn(&Pool, &File, &mut Rng) -> bool, what: &str) {
+/// Asserts that a change can be made in a pool on a full disk: at once if the disk says that it is
+/// full, otherwise by those who try again.
+fn assert_goes_on(image: Vec<u8>, change: impl Fn(&Pool, &File, &mut Rng) -> bool, what: &str) {
+    let bounded = disk(image.clone(), image.len() as u64);
+    bounded.tell_room();
+    let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+    assert!(change(&pool, &only_file(&pool).unwrap(), &mut Rng(0)), "{what}: refused");
     let len = image.len() as u64;
-    let mut outcomes = Vec::new();
+    let (mut image, mut outcomes) = (image, Vec::new());
     for attempt in 0..4 {
         let bounded = disk(image, len);
         let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();

@@ -5,7 +5,7 @@
 //! of it is free, and on a full disk it cannot: not even to remove something. So after a write has
 //! failed for lack of space, transactions use every sector that is free, until the file has grown
 //! again, and the next one comes behind commits that change nothing but make reusable what is
-//! freed.
+//! freed. So do those of a process that begins on a file system that says that it is full.
 //!
 //! If nothing of it is reusable because nothing is known to be durable, the first of them only says
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
@@ -25,15 +25,21 @@ use crate::store::{Patience, Store};
 /// After a write has failed, this many commits look for room: one says that the newest state is
 /// durable, the other makes reusable what earlier ones have freed.
 const ROUND_COUNT: u8 = 2;
+/// A file system with less room than this is full, in bytes: a small commit takes up to a third.
+const ROOM_MIN: u64 = 256 << 10;
 
 impl Store {
     /// Notes that a write has failed, if it was for lack of space.
     pub(in crate::store) fn note_failed_write(&self, error: &Error) {
         if matches!(error, Error::NoSpace) {
-            let len = self.device.len().unwrap_or(0);
-            self.full_at.fetch_max(len.max(1), Ordering::AcqRel);
-            self.rounds_for_room.store(ROUND_COUNT, Ordering::Release);
+            self.note_full();
         }
+    }
+
+    fn note_full(&self) {
+        let len = self.device.len().unwrap_or(0);
+        self.full_at.fetch_max(len.max(1), Ordering::AcqRel);
+        self.rounds_for_room.store(ROUND_COUNT, Ordering::Release);
     }
 
     /// Notes how long the pool is: if the disk was full, it may have space again.
@@ -57,6 +63,11 @@ impl Txn {
     /// may be some. Returns the transaction if not.
     pub(in crate::store) fn find_room(mut self) -> Result<Option<Txn>> {
         let store = Arc::clone(&self.core.store);
+        if !store.has_seen_room.swap(true, Ordering::AcqRel)
+            && store.device.room().is_some_and(|room| room < ROOM_MIN)
+        {
+            store.note_full();
+        }
         self.core.is_bulk |= store.full_at.load(Ordering::Acquire) > 0;
         let rounds = store.rounds_for_room.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
