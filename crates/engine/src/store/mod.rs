@@ -49,7 +49,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use self::cache::Caches;
@@ -58,6 +58,7 @@ use self::gate::WriterGate;
 use self::shared_cache::SharedCache;
 use self::txn::Anchoring;
 use self::txn::holds::IsBelow;
+use self::txn::room::Room;
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
@@ -107,13 +108,8 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
-    /// Whether this process has looked how much room the file system has.
-    has_seen_room: AtomicBool,
-    /// How long the file was when a write failed for lack of space, in bytes, until the pool is
-    /// longer than that; 0 otherwise.
-    full_at: AtomicU64,
-    /// How many commits may look for room before the next transaction (see `txn/room.rs`).
-    rounds_for_room: AtomicU8,
+    /// Whether there is room for more.
+    room: Room,
     /// How many superblocks may have to stay in the ring before further ones are passing.
     anchor_count_max: AtomicUsize,
     /// How many commits became durable at once when some last did.

@@ -1,6 +1,6 @@
 //! Creates and opens pools: the newest state, an older one, or a snapshot.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;
@@ -12,6 +12,7 @@ use super::gate::WriterGate;
 use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
+use super::txn::room::Room;
 use super::{ANCHOR_COUNT_MAX, Origin, Pin, Store, window};
 use crate::codec::is_all_zero;
 use crate::device::{Device, Fillers, Pins, Syncs};
@@ -184,9 +185,7 @@ impl Store {
             last_group: AtomicU64::new(0),
             adoptions_synced: AtomicU64::new(0),
             syncs_not_put_off: AtomicU64::new(0),
-            has_seen_room: AtomicBool::new(false),
-            full_at: AtomicU64::new(0),
-            rounds_for_room: AtomicU8::new(0),
+            room: Room::default(),
             anchor_count_max: AtomicUsize::new(ANCHOR_COUNT_MAX),
             adoptions: AtomicU64::new(0),
             own_txg: AtomicU64::new(0),

@@ -272,3 +272,46 @@ fn a_pool_that_has_filled_the_disk_can_be_tidied() {
         assert_goes_on(bounded.image(), remove, &what);
     }
 }
+
+/// On a full disk each commit makes reusable what it can. That is not worth it any more when there
+/// is space.
+#[test]
+fn commits_are_short_again_once_there_is_space() {
+    for tells in [false, true] {
+        let bounded = disk(Vec::new(), u64::MAX);
+        if tells {
+            bounded.tell_room();
+        }
+        let device: Arc<dyn Device> = bounded.clone();
+        let mut rng = Rng(1);
+        make(&device, 10 * MANY_PART_COUNT, &mut rng);
+        let pool = open(&device);
+        let file = only_file(&pool).unwrap();
+        let rewrite = || {
+            for seed in 0..20 {
+                write(&file, &mut Rng(seed), PART_LEN, Durability::Durable).unwrap();
+            }
+        };
+        let mut commit = || {
+            let counts = (0..30).map(|_| {
+                write(&file, &mut rng, 400, Durability::Durable).unwrap();
+                pool.state().superblock.freed_count
+            });
+            counts.max()
+        };
+        assert!(commit() > Some(60));
+        rewrite();
+        bounded.set_len_max(device.len().unwrap() + 4096);
+        assert!(matches!(
+            write(&file, &mut Rng(2), 20 * PART_LEN, Durability::Durable),
+            Err(Error::NoSpace)
+        ));
+        assert!(commit() < Some(60));
+        bounded.set_len_max(u64::MAX);
+        if !tells {
+            // That there is space shows only when it is needed.
+            rewrite();
+        }
+        assert!(commit() > Some(60));
+    }
+}

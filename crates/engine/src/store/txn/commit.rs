@@ -36,7 +36,7 @@ use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::{drain, provision_gaps, provision_nodes};
+use crate::store::txn::provision::{drain, provision_if_cramped, provision_nodes};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::txn::{Anchoring, Txn};
@@ -195,9 +195,7 @@ impl Txn {
         };
         if core.set_aside.is_none() && !core.only_marks {
             drain(core, freed_tree, space_tree)?;
-            if core.is_large(0) {
-                provision_gaps(core, space_tree, SPACE_NODES_GUESS)?;
-            }
+            provision_if_cramped(core, space_tree, SPACE_NODES_GUESS)?;
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
         let count = dirty as u64 + SPACE_NODES_GUESS;

@@ -12,7 +12,7 @@ pub(super) mod commit;
 mod extents;
 pub mod holds;
 pub(in crate::store) mod provision;
-mod room;
+pub(in crate::store) mod room;
 pub mod roots;
 pub(super) mod write_buffer;
 
@@ -106,6 +106,8 @@ pub(super) struct TxnCore {
     pub(super) tail: Tail,
     /// Whether this is one of many transactions that write a lot together.
     pub(super) is_bulk: bool,
+    /// Whether every free sector counts, since the disk is full.
+    pub(super) is_cramped: bool,
     /// Whether packed nodes stay as long as they are.
     pub(in crate::store) keeps_packed: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
@@ -152,6 +154,7 @@ impl Txn {
             only_marks: false,
             tail: Tail::default(),
             is_bulk: false,
+            is_cramped: false,
             keeps_packed: false,
             is_frozen: false,
             incompat: superblock.incompat,
@@ -341,11 +344,10 @@ impl Txn {
     pub(super) fn flush_tree(&mut self, tree: TreeId) -> Result<Option<Pointer>> {
         let dirty = self.trees[tree].dirty_count() as u64;
         if dirty > 0 {
+            let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             let space_tree = &mut self.trees[TreeId::Space];
-            match self.core.fills_gaps(0) {
-                true => provision::provision_gaps(&mut self.core, space_tree, dirty)?,
-                false => self.provision_runs(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?,
-            }
+            provision::provision_if_cramped(&mut self.core, space_tree, dirty)?;
+            self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
             // A packed node takes about two thirds of its payload at most, where it holds hashes.
             let longest = (self.trees[tree].longest_dirty() * 2 / 3).max(NODE_PAYLOAD_MAX);
             let space_tree = &mut self.trees[TreeId::Space];

@@ -49,14 +49,15 @@ pub(in crate::store) fn provision(
     provision_within(core, space, &aim, sectors, shortest)
 }
 
-/// Fills the windows for this many nodes, with pieces of any length where no longer ones are left.
-pub(in crate::store) fn provision_gaps(
+/// On a full disk: fills the windows for this many nodes, with short pieces where no others are
+/// left. Otherwise that would be a long search where much is free, but in pieces.
+pub(in crate::store) fn provision_if_cramped(
     core: &mut TxnCore,
     space: &mut TxnTree,
     node_count: u64,
 ) -> Result<()> {
     // Space that is free in a restored older state may be part of the newest durable one.
-    if core.set_aside.is_some() {
+    if !core.is_cramped || core.set_aside.is_some() {
         return Ok(());
     }
     let sectors = node_count * NODE_SECTORS_GUESS;

@@ -3,7 +3,7 @@
 //! A commit writes its nodes before it makes reusable what earlier ones have freed, and a small one
 //! uses free space only where it need not search for it. So a pool may have to grow although much
 //! of it is free, and on a full disk it cannot: not even to remove something. So after a write has
-//! failed for lack of space, transactions use every sector that is free, until the file has grown
+//! failed for lack of space, transactions use every sector that is free, until there is space
 //! again, and the next one comes behind commits that change nothing but make reusable what is
 //! freed. So do those of a process that begins on a file system that says that it is full.
 //!
@@ -12,7 +12,7 @@
 //! state has freed before that superblock is there (see [`Txn::make_base_durable`]).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
@@ -28,6 +28,21 @@ const ROUND_COUNT: u8 = 2;
 /// A file system with less room than this is full, in bytes: a small commit takes up to a third.
 const ROOM_MIN: u64 = 256 << 10;
 
+/// What a process knows about the room on its disk.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Room {
+    /// Whether it has asked the file system yet.
+    has_asked: AtomicBool,
+    /// How long the file was when a write failed for lack of space, in bytes; 0 if none has, or if
+    /// there is space again.
+    full_at: AtomicU64,
+    /// Whether the file system says itself that it is full. Then it will say so when it has space
+    /// again; of any other limit, only a longer pool does.
+    is_said: AtomicBool,
+    /// How many commits may look for room before the next transaction.
+    rounds: AtomicU8,
+}
+
 impl Store {
     /// Notes that a write has failed, if it was for lack of space.
     pub(in crate::store) fn note_failed_write(&self, error: &Error) {
@@ -37,21 +52,42 @@ impl Store {
     }
 
     fn note_full(&self) {
-        let len = self.device.len().unwrap_or(0);
-        self.full_at.fetch_max(len.max(1), Ordering::AcqRel);
-        self.rounds_for_room.store(ROUND_COUNT, Ordering::Release);
+        let (room, len) = (&self.room, self.device.len().unwrap_or(0));
+        room.is_said.store(self.is_said_to_be_full(), Ordering::Release);
+        room.full_at.fetch_max(len.max(1), Ordering::AcqRel);
+        room.rounds.store(ROUND_COUNT, Ordering::Release);
+    }
+
+    fn is_said_to_be_full(&self) -> bool {
+        self.device.room().is_some_and(|room| room < ROOM_MIN)
     }
 
     /// Notes how long the pool is: if the disk was full, it may have space again.
     pub(in crate::store) fn note_len(&self, len: u64) {
-        if (1..len).contains(&self.full_at.load(Ordering::Acquire)) {
-            self.full_at.store(0, Ordering::Release);
+        if (1..len).contains(&self.room.full_at.load(Ordering::Acquire)) {
+            self.room.full_at.store(0, Ordering::Release);
         }
+    }
+
+    /// Whether the disk is full, as far as this process knows.
+    fn is_full(&self) -> bool {
+        let room = &self.room;
+        if !room.has_asked.swap(true, Ordering::AcqRel) && self.is_said_to_be_full() {
+            self.note_full();
+        }
+        if room.full_at.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let has_space = room.is_said.load(Ordering::Acquire) && !self.is_said_to_be_full();
+        if has_space {
+            room.full_at.store(0, Ordering::Release);
+        }
+        !has_space
     }
 
     /// Makes room for whoever comes next, if a write has failed for lack of it.
     pub(in crate::store) fn make_room(self: &Arc<Store>) {
-        if self.rounds_for_room.load(Ordering::Acquire) > 0 {
+        if self.room.rounds.load(Ordering::Acquire) > 0 {
             // Whoever needs it is told what fails.
             let _ = self.begin_now(ChecksumKind::default(), Patience::None, MaySync::Yes);
         }
@@ -63,13 +99,9 @@ impl Txn {
     /// may be some. Returns the transaction if not.
     pub(in crate::store) fn find_room(mut self) -> Result<Option<Txn>> {
         let store = Arc::clone(&self.core.store);
-        if !store.has_seen_room.swap(true, Ordering::AcqRel)
-            && store.device.room().is_some_and(|room| room < ROOM_MIN)
-        {
-            store.note_full();
-        }
-        self.core.is_bulk |= store.full_at.load(Ordering::Acquire) > 0;
-        let rounds = store.rounds_for_room.swap(0, Ordering::AcqRel);
+        self.core.is_cramped = store.is_full();
+        self.core.is_bulk |= self.core.is_cramped;
+        let rounds = store.room.rounds.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
             return Ok(Some(self));
         }
@@ -79,7 +111,7 @@ impl Txn {
             Ok(false) | Err(Error::NoSpace) => 0,
             Err(error) => return Err(error),
         };
-        store.rounds_for_room.store(left, Ordering::Release);
+        store.room.rounds.store(left, Ordering::Release);
         Ok(None)
     }
 
