@@ -504,6 +504,18 @@ impl File {
         self.pending().undoes = true;
     }
 
+    /// Clears the mark of a failed commit if all changes since then write the committed content back.
+    /// Returns whether it did; then there are no changes any more.
+    pub fn clear_if_taken_back(&self) -> Result<bool> {
+        let mut pending = self.pending();
+        let is_taken_back = pending.failed && self.is_same(&pending)?;
+        if is_taken_back {
+            *pending = Pending::default();
+            self.dirty.store(false, Ordering::Release);
+        }
+        Ok(is_taken_back)
+    }
+
     /// Drops all uncommitted changes, as a failed commit does: until [`File::discard`], only the
     /// committed content can be written back.
     pub fn abandon(&self) {

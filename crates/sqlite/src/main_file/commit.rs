@@ -148,7 +148,16 @@ impl MainFile {
             // With `synchronous=OFF` this is the last call before the commit point that may say
             // "busy".
             let Some(file) = self.file.as_ref().filter(|_| self.wrote) else { return SQLITE_OK };
-            let done = file.await_turn(&mut self.busy.ask());
+            // What a rollback writes back must not hinder the next transaction; with
+            // `synchronous=OFF` and in exclusive locking mode, no other call tells of its end.
+            let done = match file.clear_if_taken_back() {
+                Ok(true) => {
+                    self.wrote = false;
+                    return SQLITE_OK;
+                }
+                Ok(false) => file.await_turn(&mut self.busy.ask()),
+                Err(error) => Err(error),
+            };
             let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
             return match done {
                 Ok(()) => SQLITE_OK,

@@ -162,6 +162,34 @@ fn in_exclusive_locking_mode() {
     }
 }
 
+/// So is one that fails while it is written ahead.
+#[test]
+fn in_exclusive_locking_mode_with_a_large_transaction() {
+    for journal in ["delete", "persist", "memory"] {
+        let Some(disk) = SmallDisk::mount(24 << 10) else { return };
+        let path = disk.path("pool.hpk");
+        let pragmas = format!(
+            "pragma locking_mode=exclusive; pragma journal_mode={journal}; pragma synchronous=off"
+        );
+        let db = new_pool(&path, &pragmas);
+        run(&db, "begin");
+        let error = (2..80).try_for_each(|seq| insert_blob(&db, seq, 1_000_000)).unwrap_err();
+        assert!(is_full(&error), "{journal}: {error}");
+        if !db.is_autocommit() {
+            run(&db, "rollback");
+        }
+        let mut acked = 1;
+        for _ in 0..3 {
+            acked += 1;
+            insert_blob(&db, acked, 1000).unwrap();
+            assert_eq!(ledger::assert_sound(&db), acked, "{journal}");
+        }
+        drop(db);
+        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{journal}");
+        crate::common::assert_pool_is_clean(&path);
+    }
+}
+
 /// Without a journal nothing says that the changes of a failed commit were undone.
 #[test]
 fn in_exclusive_locking_mode_without_a_journal() {
