@@ -504,7 +504,7 @@ impl File {
         self.pending().undoes = true;
     }
 
-    /// Clears the mark of a failed commit if all changes since then write the committed content back.
+    /// Clears the mark of a failed commit if all changes since then write back what is committed.
     /// Returns whether it did; then there are no changes any more.
     pub fn clear_if_taken_back(&self) -> Result<bool> {
         let mut pending = self.pending();
