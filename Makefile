@@ -15,7 +15,7 @@ demo: build
 # Runs every test. Those that drive the stock shell, and the short benchmark, need the release build. Those of `import`
 # make archives with their own tools.
 test: build
-	scripts/packages.sh acl zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd python3-venv
+	scripts/packages.sh acl fuse3 zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd python3-venv
 	cargo test --workspace --locked
 	scripts/package.sh
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-python test-reader

@@ -346,7 +346,7 @@ fn refused(error: &io::Error, directory: &Path) -> Reason {
             .hint("load the module with 'modprobe fuse', or give the container that device");
     }
     let is_root = rustix::process::geteuid().is_root();
-    let text = format!("the kernel refuses: {error}");
+    let text = format!("the kernel refuses: {}", error.to_string().trim_end());
     match error.kind() {
         io::ErrorKind::NotFound if !is_root => Reason::new(Code::Cannot, text)
             .hint(format!("without root, mounting needs {HELPER}: install the package fuse3")),
@@ -405,41 +405,48 @@ fn lost(mut reason: Reason) -> Reason {
 
 /// Unmounts a directory whose server answers, and leaves to that what is not written soon.
 fn umount_lazily(directory: &Path) -> Result<ExitCode, Reason> {
-    let synced = in_another(&["--look", "--lazy"], directory, Stdio::null(), LAZY_ANSWER_TIME)?;
+    let synced = in_another(&["--look", "--lazy"], directory, LAZY_ANSWER_TIME)?;
     unmount(directory, true)?;
     match synced {
-        None | Some(0) => Ok(ExitCode::SUCCESS),
+        None | Some((0, _)) => Ok(ExitCode::SUCCESS),
         Some(_) => Err(lost(Reason::new(Code::Cannot, "they cannot be written"))),
     }
 }
 
 /// Unmounts a directory whose server answers, as always, if that does not take too long.
 fn umount_by_force(directory: &Path) -> Result<ExitCode, Reason> {
-    match in_another(&[], directory, Stdio::inherit(), FORCE_TIME)? {
-        // It has said why, if it failed.
-        Some(code) => Ok(ExitCode::from(code)),
+    match in_another(&[], directory, FORCE_TIME)? {
+        Some((code, said)) => {
+            // It says why, if it has failed.
+            let _ = io::stderr().write_all(&said);
+            Ok(ExitCode::from(code))
+        }
         None => abort(directory).map(|()| ExitCode::SUCCESS),
     }
 }
 
-/// Lets another process unmount a directory, or look at it. Returns its exit code, or `None` if it
-/// takes too long, as it may wait for a disk that hangs. It is left behind then: nobody can end it.
+/// Lets another process unmount a directory, or look at it. Returns its exit code and what it says,
+/// or `None` if it takes too long, as it may wait for a disk that hangs. Then it is killed, but may
+/// wait on; it has nothing open that others wait for.
 fn in_another(
     flags: &[&str],
     directory: &Path,
-    errors: Stdio,
     time: Duration,
-) -> Result<Option<u8>, Reason> {
+) -> Result<Option<(u8, Vec<u8>)>, Reason> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("umount").args(flags).arg("--").arg(directory);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn()?;
+    let pipes = (Stdio::null(), Stdio::null(), Stdio::piped());
+    let mut child = command.stdin(pipes.0).stdout(pipes.1).stderr(pipes.2).spawn()?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let ended = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), time).unwrap_or(true)) {
+        child.kill()?;
         return Ok(None);
     }
-    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
-    Ok(Some(code.unwrap_or(Code::Internal as u8)))
+    // What it says is shorter than a pipe.
+    let done = child.wait_with_output()?;
+    let code = done.status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(Some((code.unwrap_or(Code::Internal as u8), done.stderr)))
 }
 
 /// Refuses to do anything about a mount whose server does not answer.
@@ -475,8 +482,12 @@ fn abort(directory: &Path) -> Result<(), Reason> {
     // The owner of a mount may end its connection.
     let device = device_of(directory)?;
     let device = device.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?;
-    let control = Path::new(FUSE_CONNECTIONS).join(device).join("abort");
-    fs::write(&control, "1").map_err(|error| Reason::from(error).about(&control))?;
+    let control = Path::new(FUSE_CONNECTIONS).join(&device).join("abort");
+    match fs::write(&control, "1") {
+        // In a container, nobody may have mounted these files.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && stuck::end_servers(&device) => {}
+        done => done.map_err(|error| Reason::from(error).about(&control))?,
+    }
     unmount_by_helper(directory, true)
 }
 
@@ -498,24 +509,31 @@ fn unmount(directory: &Path, lazily: bool) -> Result<(), Reason> {
     match rustix::mount::unmount(directory, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => unmount_by_helper(directory, lazily),
-        Err(Errno::BUSY) => Err(Reason::new(Code::InUse, "programs use it")
-            .hint("'fuser -m DIR' lists them; --lazy lets them finish")),
+        Err(Errno::BUSY) => Err(in_use()),
         Err(error) => Err(io::Error::from(error).into()),
     }
+}
+
+fn in_use() -> Reason {
+    Reason::new(Code::InUse, "programs use it")
+        .hint("'fuser -m DIR' lists them; --lazy lets them finish")
 }
 
 fn unmount_by_helper(directory: &Path, lazily: bool) -> Result<(), Reason> {
     let mut helper = Command::new(HELPER);
     helper.arg("-u").args(lazily.then_some("-z")).arg("--").arg(directory);
-    let done = helper
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| Reason::from(error).within(HELPER).hint("install the package fuse3"))?;
+    let done =
+        helper.env("LC_ALL", "C").stdin(Stdio::null()).output().map_err(|error| {
+            Reason::from(error).within(HELPER).hint("install the package fuse3")
+        })?;
     match done.status.success() {
         true => Ok(()),
         false => {
             let said = String::from_utf8_lossy(&done.stderr);
-            Err(Reason::new(Code::InUse, text::escaped(said.trim().as_bytes())))
+            match said.contains("busy") {
+                true => Err(in_use()),
+                false => Err(Reason::new(Code::Cannot, text::escaped(said.trim().as_bytes()))),
+            }
         }
     }
 }

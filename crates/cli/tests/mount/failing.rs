@@ -132,20 +132,6 @@ fn a_pool_file_that_is_cut_short_below_a_mount() {
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
 }
 
-/// Stops a server, and waits until all of its threads have stopped: they do so one by one, and the
-/// first calls may still be answered.
-fn stop(server: rustix::process::Pid) {
-    rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
-    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
-    let is_stopped = |thread: std::io::Result<fs::DirEntry>| {
-        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
-    };
-    while !fs::read_dir(&threads).unwrap().all(is_stopped) {
-        std::thread::yield_now();
-    }
-}
-
 /// Whether a process or one that it has started waits for a server. The process need not be there.
 fn waits_for_server(process: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten();

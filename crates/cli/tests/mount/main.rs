@@ -1,5 +1,6 @@
 //! `hardpack mount`: a real mount in a real kernel, used by the system's own calls. These tests
-//! need root and `/dev/fuse`, and say so where they are skipped.
+//! need root and `/dev/fuse`, and say so where they are skipped; those in `user.rs`, of other users,
+//! also `fusermount3`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,6 +19,7 @@ mod names;
 mod refusals;
 mod snapshots;
 mod special;
+mod user;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -127,6 +129,20 @@ impl Drop for Mount {
     fn drop(&mut self) {
         // Also what has died, and what a failed test still uses.
         let _ = Command::new("umount").arg("-l").arg(&self.point).output();
+    }
+}
+
+/// Stops a server, and waits until all of its threads have stopped: they do so one by one, and the
+/// first calls may still be answered.
+fn stop(server: rustix::process::Pid) {
+    rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
+    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    while !std::fs::read_dir(&threads).unwrap().all(is_stopped) {
+        std::thread::yield_now();
     }
 }
 

@@ -63,8 +63,8 @@ impl Looked {
 
 /// Finds out what is mounted on a directory. Returns `None` if its server does not answer in time.
 ///
-/// Another process asks, and is left behind then: whoever waits for a server that has got the
-/// request and does not answer cannot end, not even if it is killed.
+/// Another process asks, and may be left behind then: whoever waits for a server that has got the
+/// request and does not answer may not even end if it is killed.
 pub fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reason> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["umount", "--look", "--"]).arg(directory);
@@ -74,6 +74,7 @@ pub fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reaso
     let mut said = Vec::new();
     if let Some(mut output) = child.stdout.take() {
         if !sys::is_readable(output.as_fd(), time)? {
+            let _ = child.kill();
             return Ok(None);
         }
         output.read_to_end(&mut said)?;

@@ -7,7 +7,9 @@
 //! that.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal};
 
 /// The device through which file systems are served, as descriptors name it.
 const DEVICE: &str = "/dev/fuse";
@@ -17,14 +19,29 @@ const CONNECTION: &str = "fuse_connection:";
 
 /// Whether the server of a connection was killed, and has a thread that cannot end.
 pub fn is_stuck(connection: &str) -> bool {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let serving = processes.map(|process| process.path()).filter(|path| {
-        // The first thread of a dead process has no descriptors any more.
-        threads(path).any(|thread| serves(&thread, connection))
-    });
-    let (dead, living): (Vec<_>, Vec<_>) = serving.partition(|path| is_dead(path));
+    let (dead, living): (Vec<_>, Vec<_>) = servers(connection).partition(|path| is_dead(path));
     // Another mount may have got the number since one with a server like that was taken away.
     !dead.is_empty() && living.is_empty()
+}
+
+/// Kills the servers of a connection. Returns whether there are any, and all of them may be killed.
+pub fn end_servers(connection: &str) -> bool {
+    let mut found = servers(connection).peekable();
+    found.peek().is_some() && found.all(|path| kill(&path).is_some())
+}
+
+fn kill(process: &Path) -> Option<()> {
+    let number = process.file_name()?.to_str()?.parse().ok()?;
+    rustix::process::kill_process(Pid::from_raw(number)?, Signal::KILL).ok()
+}
+
+/// The processes that serve a connection, as their directories in `/proc`.
+fn servers(connection: &str) -> impl Iterator<Item = PathBuf> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.map(|process| process.path()).filter(move |path| {
+        // The first thread of a dead process has no descriptors any more.
+        threads(path).any(|thread| serves(&thread, connection))
+    })
 }
 
 /// Whether the first thread of a process has ended.
@@ -35,7 +52,7 @@ fn is_dead(process: &Path) -> bool {
 }
 
 /// The threads that a process has left.
-fn threads(process: &Path) -> impl Iterator<Item = std::path::PathBuf> {
+fn threads(process: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(process.join("task")).into_iter().flatten().flatten().map(|thread| thread.path())
 }
 
@@ -73,7 +90,7 @@ mod tests {
         assert!(!is_dead(Path::new("/proc/self")));
         assert!(!is_stuck("no connection"));
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let path = std::path::PathBuf::from(format!("/proc/{}", child.id()));
+        let path = PathBuf::from(format!("/proc/{}", child.id()));
         while !is_dead(&path) {
             std::thread::yield_now();
         }
