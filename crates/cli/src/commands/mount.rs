@@ -313,15 +313,16 @@ fn device_of(directory: &Path) -> Result<Option<String>, Reason> {
     // Names of directories may be any bytes, also those of other mounts.
     let mounts = fs::read("/proc/self/mountinfo")?;
     let wanted = escaped_as_mounts(directory);
-    let device = |line: &[u8]| {
-        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let lines = mounts.split(|byte| *byte == b'\n').rev();
+    let mut all = lines.map(|line| line.split(|byte| *byte == b' ').collect::<Vec<_>>());
+    let device = |fields: Vec<&[u8]>| {
         let kind = fields.iter().skip_while(|field| **field != b"-").nth(1);
-        let is_it = fields.get(4) == Some(&&wanted[..]) && kind.is_some_and(|kind| is_fuse(kind));
-        let numbers = std::str::from_utf8(fields.get(2).filter(|_| is_it)?).ok()?;
+        kind.filter(|kind| is_fuse(kind))?;
+        let numbers = std::str::from_utf8(fields.get(2)?).ok()?;
         Some(numbers.split(':').nth(1)?.to_string())
     };
     // What was mounted last hides the others.
-    Ok(mounts.split(|byte| *byte == b'\n').rev().find_map(device))
+    Ok(all.find(|fields| fields.get(4) == Some(&&wanted[..])).and_then(device))
 }
 
 /// Writes a path as the kernel's list of mounts does.
@@ -333,9 +334,10 @@ fn escaped_as_mounts(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().iter().flat_map(escape).collect()
 }
 
-/// Whether a type of file systems is one that is served through FUSE.
+/// Whether a type of file systems may be that of a pool's mount: others that are served through
+/// FUSE mostly add their name, as the helper of users does for pools.
 fn is_fuse(kind: &[u8]) -> bool {
-    kind.starts_with(b"fuse")
+    matches!(kind, b"fuse" | b"fuse.hardpack")
 }
 
 /// Explains why the kernel refuses a mount.

@@ -1,6 +1,6 @@
 //! `hardpack mount`: a real mount in a real kernel, used by the system's own calls. These tests
-//! need root and `/dev/fuse`, and say so where they are skipped; those in `user.rs`, of other users,
-//! also `fusermount3`.
+//! need root and `/dev/fuse`, and say so where they are skipped; those of other users, in
+//! `user.rs`, also `fusermount3`.
 
 #[path = "../common/mod.rs"]
 mod common;

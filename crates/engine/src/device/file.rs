@@ -416,6 +416,9 @@ impl Device for FileDevice {
         (&self.file).seek(SeekFrom::End(0))
     }
 
+    fn holes(&self) -> Vec<Range<u64>> {
+        sys::holes(&self.file)
+    }
     fn room(&self) -> Option<u64> {
         sys::free_len(&self.file)
     }

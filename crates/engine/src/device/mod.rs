@@ -176,6 +176,11 @@ pub trait Device: Send + Sync + Debug {
     fn room(&self) -> Option<u64> {
         None
     }
+    /// The parts that have no space on the medium yet, in order, as far as that is known: to write
+    /// there takes some.
+    fn holes(&self) -> Vec<Range<u64>> {
+        Vec::new()
+    }
     /// Truncates or extends the device.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Returns the space of a range to the file system where possible; afterwards the range reads

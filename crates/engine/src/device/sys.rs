@@ -5,6 +5,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -98,6 +99,28 @@ pub(super) fn free_len(file: &File) -> Option<u64> {
     // SAFETY: the descriptor is open for as long as `file` lives and `found` outlives the call.
     let done = unsafe { libc::fstatvfs(file.as_raw_fd(), &mut found) };
     (done == 0).then(|| (found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+}
+
+/// The holes of a file, in order.
+pub(super) fn holes(file: &File) -> Vec<Range<u64>> {
+    let seek = |at: u64, whence| {
+        // SAFETY: the descriptor is open for as long as `file` lives; nothing else depends on where
+        // it stands.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
+        u64::try_from(found).ok()
+    };
+    let mut holes = Vec::new();
+    let mut at = 0;
+    // There is always one behind the last byte, and no data from there on.
+    while let Some(hole) = seek(at, libc::SEEK_HOLE) {
+        let data = seek(hole, libc::SEEK_DATA).unwrap_or(u64::MAX);
+        if data <= at {
+            break;
+        }
+        holes.push(hole..data);
+        at = data;
+    }
+    holes
 }
 
 /// Waits until a range is written back, if that is in progress. Begins nothing and makes nothing

@@ -1,6 +1,7 @@
 //! The simulated device as one process has it open.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -66,6 +67,10 @@ impl Device for Handle {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.device.set_len(len)
+    }
+
+    fn holes(&self) -> Vec<Range<u64>> {
+        self.device.holes()
     }
 
     fn punch_hole(&self, offset: u64, len: u64) {

@@ -2,6 +2,7 @@
 //! and small helpers. The unit tests include this as `crate::test_common`.
 #![allow(dead_code, reason = "each suite uses its own part")]
 
+pub mod blocks;
 pub mod chunks;
 pub mod databases;
 pub mod faults;

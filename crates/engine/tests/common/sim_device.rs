@@ -18,6 +18,7 @@
 //! the engine's error paths and the tests themselves (see `mutants.rs`).
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::device::Device;
@@ -257,6 +258,11 @@ pub trait Fault: Send + std::fmt::Debug {
         let _ = image;
         Ok(true)
     }
+    /// The parts of the device, of so many bytes, that have no space on the medium.
+    fn holes(&self, len: u64) -> Vec<Range<u64>> {
+        let _ = len;
+        Vec::new()
+    }
     /// Called for each change of the length and each punched hole.
     fn cut(&mut self, image: &[u8], start: u64, end: u64) {
         let _ = (image, start, end);
@@ -474,6 +480,12 @@ impl Device for SimDevice {
         }
         self.record(inner, Op::SetLen(len));
         Ok(())
+    }
+
+    fn holes(&self) -> Vec<Range<u64>> {
+        let inner = self.inner();
+        let len = inner.image.len() as u64;
+        inner.fault.as_ref().map(|fault| fault.holes(len)).unwrap_or_default()
     }
 
     fn punch_hole(&self, offset: u64, len: u64) {

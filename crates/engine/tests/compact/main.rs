@@ -4,6 +4,7 @@ mod again;
 #[path = "../common/mod.rs"]
 mod common;
 mod full;
+mod gaps;
 mod index;
 mod meanwhile;
 mod mixes;

@@ -45,6 +45,8 @@ pub(super) struct Space {
     pub punch: Vec<Run>,
     /// Where space may come from while the pool is compacted.
     pub aim: Option<Aim>,
+    /// Windows, or parts of them, that the file system has taken back, while the disk is full.
+    pub hollow: Vec<Run>,
 }
 
 impl Space {
@@ -60,6 +62,7 @@ impl Space {
             ashift,
             punch: Vec::new(),
             aim: None,
+            hollow: Vec::new(),
         }
     }
 

@@ -36,7 +36,7 @@ use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::{drain, provision_if_cramped, provision_nodes};
+use crate::store::txn::provision::{drain, provision_if_cramped, provision_nodes, release_hollow};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::txn::{Anchoring, Txn};
@@ -53,6 +53,8 @@ const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
 
 /// How many nodes of the trees of free space change, at most, where a commit changes little else.
 const SPACE_NODES_GUESS: u64 = 8;
+/// How many freed runs a node of the freed tree holds, at least, where they are added in order.
+const FREED_PER_NODE: u64 = 64;
 
 type Roots = PerTree<Option<Pointer>>;
 
@@ -194,8 +196,11 @@ impl Txn {
             return Err(Error::internal("a transaction has lost its trees"));
         };
         if core.set_aside.is_none() && !core.only_marks {
+            release_hollow(core, space_tree)?;
             drain(core, freed_tree, space_tree)?;
-            provision_if_cramped(core, space_tree, SPACE_NODES_GUESS)?;
+            let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
+            let freed = core.freed.len() as u64 / FREED_PER_NODE;
+            provision_if_cramped(core, space_tree, dirty as u64 + freed + SPACE_NODES_GUESS)?;
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
         let count = dirty as u64 + SPACE_NODES_GUESS;
@@ -225,6 +230,7 @@ impl Txn {
         }
         roots[TreeId::Roots] = roots_tree.flush(core)?;
         core.space.windows.extend(core.set_aside.iter().flatten());
+        core.space.windows.append(&mut core.space.hollow);
         debug_assert!(core.freed.is_empty());
         Ok(())
     }

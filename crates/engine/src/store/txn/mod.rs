@@ -40,7 +40,7 @@ use super::{State, Store};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::txn::holds::{DEAD_NODES_MAX, Holds};
-use crate::store::txn::provision::NODE_SECTORS_GUESS;
+use crate::store::txn::provision::{DRAIN_COUNT_MAX, NODE_SECTORS_GUESS};
 use crate::units::{Ashift, FileId, Run, Sector, Txg};
 
 /// The maximum number of changed tree nodes kept in memory before a transaction writes them.
@@ -108,6 +108,8 @@ pub(super) struct TxnCore {
     pub(super) is_bulk: bool,
     /// Whether every free sector counts, since the disk is full.
     pub(super) is_cramped: bool,
+    /// The maximum number of runs that the commit makes reusable.
+    pub(super) drain_count_max: usize,
     /// Whether packed nodes stay as long as they are.
     pub(in crate::store) keeps_packed: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
@@ -155,6 +157,7 @@ impl Txn {
             tail: Tail::default(),
             is_bulk: false,
             is_cramped: false,
+            drain_count_max: DRAIN_COUNT_MAX,
             keeps_packed: false,
             is_frozen: false,
             incompat: superblock.incompat,

@@ -2,9 +2,11 @@
 //! transaction.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::{Txn, TxnCore};
 use crate::error::{Error, Location, Result};
+use crate::store::Store;
 use crate::store::format::node::NODE_HEADER_LEN;
 use crate::store::format::pointer::sectors_for;
 use crate::store::format::space::{freed_entry, freed_key, reserved_run, space_entry, space_key};
@@ -20,7 +22,7 @@ pub(super) const NODE_SECTORS_GUESS: u64 = 10;
 /// The number of entries in the freed tree that makes emptying it worthwhile.
 const DRAIN_COUNT_MIN: u64 = 256;
 /// The maximum number of runs that one commit moves, so that none is slow.
-const DRAIN_COUNT_MAX: usize = 4096;
+pub(super) const DRAIN_COUNT_MAX: usize = 4096;
 /// The maximum number of runs of the space tree that one search examines.
 const SEARCH_COUNT_MAX: usize = 512;
 /// The maximum during compaction, where it is worth looking for a place that fits.
@@ -57,7 +59,7 @@ pub(in crate::store) fn provision_if_cramped(
     node_count: u64,
 ) -> Result<()> {
     // Space that is free in a restored older state may be part of the newest durable one.
-    if !core.is_cramped || core.set_aside.is_some() {
+    if !core.is_cramped || core.set_aside.is_some() || core.space.aim.is_some() {
         return Ok(());
     }
     let sectors = node_count * NODE_SECTORS_GUESS;
@@ -102,6 +104,7 @@ fn provision_within(
         return Ok(());
     }
     let count_max = core.space.aim.map_or(SEARCH_COUNT_MAX, |_| AIMED_SEARCH_COUNT_MAX);
+    let full = core.full_disk();
     let mut chosen = Vec::new();
     let mut looked_at = 0;
     let rotor = core.space.rotor.min(aim.below);
@@ -121,7 +124,8 @@ fn provision_within(
             }
             looked_at += 1;
             next = run.end();
-            let longest = aim.usable(run).map(|part| part.sectors).max().unwrap_or(0);
+            let parts = usable_parts(full.as_deref(), aim, run);
+            let longest = parts.iter().map(|part| part.sectors).max().unwrap_or(0);
             if longest > 0 && longest >= shortest {
                 missing = missing.saturating_sub(longest);
                 chosen.push(run);
@@ -134,11 +138,23 @@ fn provision_within(
     }
     core.space.rotor = next;
     for run in chosen {
+        // What is used again must not be returned to the file system.
+        core.space.punch.retain(|punch| punch.end() <= run.start || punch.start >= run.end());
         space.remove(core, &space_key(run.start))?;
         core.space.space_sectors = core.space.space_sectors.saturating_sub(run.sectors);
         open_window(core, space, run, aim)?;
     }
     Ok(())
+}
+
+/// The parts of a free run where new places may be. On a full disk, which is asked then, they take
+/// space already.
+fn usable_parts(full: Option<&Store>, aim: &Aim, run: Run) -> Vec<Run> {
+    let parts = aim.usable(run);
+    match full {
+        Some(store) => parts.flat_map(|part| store.allocated_parts(part)).collect(),
+        None => parts.collect(),
+    }
 }
 
 /// Makes windows of the usable parts of a free run; the rest goes to the space tree.
@@ -149,7 +165,7 @@ pub(in crate::store) fn open_window(
     aim: &Aim,
 ) -> Result<()> {
     let mut at = run.start;
-    for part in aim.usable(run) {
+    for part in usable_parts(core.full_disk().as_deref(), aim, run) {
         if part.start > at {
             release(core, space, Run { start: at, sectors: part.start.0 - at.0 })?;
         }
@@ -195,7 +211,8 @@ pub(in crate::store) fn drain(
     if !worth_it {
         return Ok(());
     }
-    let entries = reusable(core, freed, DRAIN_COUNT_MAX)?;
+    let count_max = core.space.aim.map_or(core.drain_count_max, |_| DRAIN_COUNT_MAX);
+    let entries = reusable(core, freed, count_max)?;
     let mut runs = Vec::with_capacity(entries.len());
     for (key, value) in entries {
         let (_, run) = freed_entry(&key, &value)?;
@@ -231,6 +248,14 @@ fn reusable(core: &mut TxnCore, freed: &TxnTree, count: usize) -> Result<Vec<Ent
     freed.range(core, &[], &freed_key(last.next(), Sector(0)), count)
 }
 
+/// Returns what the file system has taken back of the windows to the space tree.
+pub(in crate::store) fn release_hollow(core: &mut TxnCore, space: &mut TxnTree) -> Result<()> {
+    for run in std::mem::take(&mut core.space.hollow) {
+        release(core, space, run)?;
+    }
+    Ok(())
+}
+
 /// Adds a reusable run to the space tree, merged with its neighbours.
 fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
     let mut whole = run;
@@ -257,7 +282,11 @@ fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
         space.remove(core, &after)?;
     }
     space.insert(core, &space_key(whole.start), &whole.sectors.to_le_bytes())?;
-    if core.space.much_is_free() && whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
+    // On a full disk, who else takes the space would have to give it back.
+    if !core.is_cramped
+        && core.space.much_is_free()
+        && whole.sectors << core.ashift() >= PUNCH_LEN_MIN
+    {
         core.space.punch.push(whole);
     }
     Ok(())
@@ -324,6 +353,11 @@ impl Txn {
 }
 
 impl TxnCore {
+    /// The store, if its disk is full. A compaction looks at too many runs to ask for each.
+    fn full_disk(&self) -> Option<Arc<Store>> {
+        (self.is_cramped && self.space.aim.is_none()).then(|| Arc::clone(&self.store))
+    }
+
     /// Records freed runs in the freed tree, which may in turn free nodes of that tree.
     pub(in crate::store) fn record_freed(&mut self, freed_tree: &mut TxnTree) -> Result<()> {
         for run in std::mem::take(&mut self.freed) {

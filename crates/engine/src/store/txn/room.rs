@@ -11,8 +11,9 @@
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
 //! state has freed before that superblock is there (see [`Txn::make_base_durable`]).
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
@@ -21,10 +22,14 @@ use crate::store::txn::Txn;
 use crate::store::txn::begin::MaySync;
 use crate::store::txn::provision::has_reusable;
 use crate::store::{Patience, Store};
+use crate::units::{Run, Sector};
 
-/// After a write has failed, this many commits look for room: one says that the newest state is
-/// durable, the other makes reusable what earlier ones have freed.
-const ROUND_COUNT: u8 = 2;
+/// After a write has failed, this many commits look for room: one may say that the newest state is
+/// durable, the others make reusable what earlier ones have freed, each twice as much as the one
+/// before. What becomes reusable first has to do for the nodes that tell so.
+const ROUND_COUNT: u8 = 8;
+/// How many runs the first of them makes reusable, and all other commits while the disk is full.
+const DRAIN_COUNT_MIN: usize = 32;
 /// A file system with less room than this is full, in bytes: a small commit takes up to a third.
 const ROOM_MIN: u64 = 256 << 10;
 
@@ -41,6 +46,8 @@ pub(in crate::store) struct Room {
     is_said: AtomicBool,
     /// How many commits may look for room before the next transaction.
     rounds: AtomicU8,
+    /// The holes of the file, once they are known.
+    holes: Mutex<Option<Arc<[Range<u64>]>>>,
 }
 
 impl Store {
@@ -56,10 +63,33 @@ impl Store {
         room.is_said.store(self.is_said_to_be_full(), Ordering::Release);
         room.full_at.fetch_max(len.max(1), Ordering::AcqRel);
         room.rounds.store(ROUND_COUNT, Ordering::Release);
+        *room.holes.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn is_said_to_be_full(&self) -> bool {
         self.device.room().is_some_and(|room| room < ROOM_MIN)
+    }
+
+    /// The parts of a run that have space on the medium already: to write elsewhere takes more.
+    pub(in crate::store) fn allocated_parts(&self, run: Run) -> Vec<Run> {
+        let ashift = self.ashift();
+        let holes = self.holes();
+        let first = holes.partition_point(|hole| hole.end <= run.start.0 << ashift);
+        let mut at = run.start;
+        let mut parts = Vec::new();
+        for hole in holes[first..].iter().take_while(|hole| hole.start < run.end().0 << ashift) {
+            parts.extend(run_between(at, Sector(hole.start >> ashift)));
+            at = Sector(hole.end.div_ceil(1 << ashift.get())).min(run.end());
+        }
+        parts.extend(run_between(at, run.end()));
+        parts
+    }
+
+    /// The holes of the pool's file, as they were when the disk was last found to be full: a search
+    /// for each run would take some file systems long.
+    fn holes(&self) -> Arc<[Range<u64>]> {
+        let mut found = self.room.holes.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(found.get_or_insert_with(|| self.device.holes().into()))
     }
 
     /// Notes how long the pool is: if the disk was full, it may have space again.
@@ -100,11 +130,16 @@ impl Txn {
     pub(in crate::store) fn find_room(mut self) -> Result<Option<Txn>> {
         let store = Arc::clone(&self.core.store);
         self.core.is_cramped = store.is_full();
-        self.core.is_bulk |= self.core.is_cramped;
+        if self.core.is_cramped {
+            self.core.is_bulk = true;
+            self.core.drain_count_max = DRAIN_COUNT_MIN;
+            self.set_hollow_aside();
+        }
         let rounds = store.room.rounds.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
             return Ok(Some(self));
         }
+        self.core.drain_count_max = DRAIN_COUNT_MIN << (ROUND_COUNT - rounds.min(ROUND_COUNT));
         let left = match self.make_room() {
             Ok(true) => rounds - 1,
             // In vain, and not to be tried again for the same transaction.
@@ -113,6 +148,20 @@ impl Txn {
         };
         store.room.rounds.store(left, Ordering::Release);
         Ok(None)
+    }
+
+    /// Takes what the file system has taken back out of the windows.
+    fn set_hollow_aside(&mut self) {
+        let (store, space) = (&self.core.store, &mut self.core.space);
+        for window in std::mem::take(&mut space.windows) {
+            let mut at = window.start;
+            for part in store.allocated_parts(window) {
+                space.hollow.extend(run_between(at, part.start));
+                at = part.end();
+                space.windows.push(part);
+            }
+            space.hollow.extend(run_between(at, window.end()));
+        }
     }
 
     /// Commits what is needed first to have more free space. Returns whether that was anything.
@@ -127,4 +176,8 @@ impl Txn {
         }
         self.make_base_durable().map(|()| true)
     }
+}
+
+fn run_between(start: Sector, end: Sector) -> Option<Run> {
+    (start < end).then(|| Run { start, sectors: end.0 - start.0 })
 }

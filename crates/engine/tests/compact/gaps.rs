@@ -1,0 +1,138 @@
+//! A full disk, and a pool that is mostly free, but in places where it is hard to use.
+
+use std::sync::Arc;
+
+use crate::common::blocks::Blocks;
+use crate::common::limits::BoundedDevice;
+use crate::common::sim_device::SimDevice;
+use crate::common::{Rng, create, only_file, options, problems};
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{File, Pool, Property, ROOT};
+use hardpack_engine::store::Durability;
+
+const DIRTY_LEN_MAX: usize = 8 << 20;
+const MIB: u64 = 1 << 20;
+/// How many records are removed beside a reader, and how many of them in a transaction.
+const RECORD_COUNT: usize = 60_000;
+const REMOVED_COUNT: usize = 500;
+
+fn zero(file: &File, records: &[u64]) {
+    for number in records {
+        file.write_at(&[0; 4096], number * 4096).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+}
+
+fn set_attributes(pool: &Pool, time: i64) -> bool {
+    let file = pool.only_file().unwrap().file;
+    pool.set_attributes(file, 0o600, time).is_ok()
+}
+
+fn remove(pool: &Pool) -> bool {
+    let name = pool.only_file().unwrap().name;
+    pool.remove_tree(ROOT, &name, 0, &mut |_| true).is_ok()
+}
+
+/// A quarter of all records was removed while somebody read an older state, so that tens of
+/// thousands of short runs wait to be reusable, as many as are free already.
+#[test]
+fn many_short_runs_wait_to_be_reusable() {
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    let device: Arc<dyn Device> = bounded.clone();
+    let mut rng = Rng(1);
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    for part in 0..RECORD_COUNT / 1000 {
+        let mut bytes = Vec::new();
+        for _ in 0..1000 {
+            bytes.extend(rng.noise(900));
+            bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        }
+        file.write_at(&bytes, (part * bytes.len()) as u64).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    let mut numbers: Vec<u64> = (0..RECORD_COUNT as u64).collect();
+    for index in (1..numbers.len()).rev() {
+        numbers.swap(index, rng.below(index as u64 + 1) as usize);
+    }
+    let (before, beside) = numbers[..RECORD_COUNT / 2].split_at(RECORD_COUNT / 4);
+    before.chunks(REMOVED_COUNT).for_each(|some| zero(&file, some));
+    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
+    let reader = pool.store().pin().unwrap();
+    beside.chunks(REMOVED_COUNT).for_each(|some| zero(&file, some));
+    drop((reader, file, pool));
+
+    let (image, len) = (bounded.image(), bounded.len().unwrap());
+    // Who is not told finds out by trying.
+    for (tells, tries) in [(true, 1), (false, 3)] {
+        let open = |image| {
+            let bounded = Arc::new(BoundedDevice::new(image, u64::MAX, len));
+            if tells {
+                bounded.tell_room();
+            }
+            let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+            (pool, bounded)
+        };
+        let mut image = image.clone();
+        for attempt in 0..12 {
+            let (pool, bounded) = open(image);
+            let is_done = (0..tries).any(|_| set_attributes(&pool, attempt));
+            assert!(is_done, "attempt {attempt}, {tells}");
+            drop(pool);
+            image = bounded.image();
+        }
+        let (pool, _) = open(image);
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+        assert!((0..4).any(|_| remove(&pool)), "{tells}");
+    }
+}
+
+/// The next free space to be used is a hole, and others have taken the blocks that it had.
+#[test]
+fn free_space_that_is_a_hole_is_left_alone() {
+    let device = SimDevice::new(Vec::new());
+    let blocks = Blocks::default();
+    device.set_fault(Some(Box::new(blocks.clone())));
+    let handle: Arc<dyn Device> = device.handle();
+    let pool = create(&handle, &[], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(1);
+    for part in 0..40 {
+        file.write_at(&rng.noise(MIB as usize), part * MIB).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    // Gaps that are too short to be made holes, then one that is not.
+    let zeros = vec![0; MIB as usize];
+    for gap in 0..80 {
+        file.write_at(&zeros[..128 << 10], 20 * MIB + gap * (MIB / 4)).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    for part in 2..16 {
+        file.write_at(&zeros, part * MIB).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    drop((file, pool));
+    let has_hole = |pool: &Pool| {
+        let state = pool.state();
+        let mut windows = state.superblock.windows.iter();
+        windows.any(|run| !blocks.has_all(run.start.0 * 512..run.end().0 * 512))
+    };
+    // Until what was found first is used up.
+    let is_reached = (0..400).any(|time| {
+        let pool = Pool::open(device.handle(), options(DIRTY_LEN_MAX)).unwrap();
+        assert!(set_attributes(&pool, time));
+        has_hole(&pool)
+    });
+    assert!(is_reached);
+    blocks.fill();
+    let mut outcomes = Vec::new();
+    for attempt in 0..6 {
+        let pool = Pool::open(device.handle(), options(DIRTY_LEN_MAX)).unwrap();
+        outcomes.push(set_attributes(&pool, 1000 + attempt));
+    }
+    // The first one finds out.
+    assert_eq!(outcomes[1..], [true; 5]);
+    let pool = Pool::open(device.handle(), options(DIRTY_LEN_MAX)).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert!((0..2).any(|_| remove(&pool)));
+}
