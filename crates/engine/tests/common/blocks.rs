@@ -62,6 +62,10 @@ impl Fault for Blocks {
         }
     }
 
+    fn room(&self) -> Option<u64> {
+        self.inner().is_full.then_some(0)
+    }
+
     fn holes(&self, len: u64) -> Vec<Range<u64>> {
         let inner = self.inner();
         let mut holes: Vec<Range<u64>> = Vec::new();

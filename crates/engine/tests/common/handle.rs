@@ -69,6 +69,10 @@ impl Device for Handle {
         self.device.set_len(len)
     }
 
+    fn room(&self) -> Option<u64> {
+        self.device.room()
+    }
+
     fn holes(&self) -> Vec<Range<u64>> {
         self.device.holes()
     }

@@ -258,6 +258,10 @@ pub trait Fault: Send + std::fmt::Debug {
         let _ = image;
         Ok(true)
     }
+    /// By how many bytes the device may grow, if the medium says so.
+    fn room(&self) -> Option<u64> {
+        None
+    }
     /// The parts of the device, of so many bytes, that have no space on the medium.
     fn holes(&self, len: u64) -> Vec<Range<u64>> {
         let _ = len;
@@ -480,6 +484,10 @@ impl Device for SimDevice {
         }
         self.record(inner, Op::SetLen(len));
         Ok(())
+    }
+
+    fn room(&self) -> Option<u64> {
+        self.inner().fault.as_ref().and_then(|fault| fault.room())
     }
 
     fn holes(&self) -> Vec<Range<u64>> {

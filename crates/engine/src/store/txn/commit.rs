@@ -195,7 +195,11 @@ impl Txn {
         let Some([space_tree, freed_tree, roots_tree]) = self.trees.disjoint_mut(own) else {
             return Err(Error::internal("a transaction has lost its trees"));
         };
-        if core.set_aside.is_none() && !core.only_marks {
+        if core.only_marks {
+            // It takes no space, so it changes none.
+            core.space.windows.clone_from(&core.base.superblock.windows);
+            core.space.hollow.clear();
+        } else if core.set_aside.is_none() {
             release_hollow(core, space_tree)?;
             drain(core, freed_tree, space_tree)?;
             let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
@@ -230,7 +234,6 @@ impl Txn {
         }
         roots[TreeId::Roots] = roots_tree.flush(core)?;
         core.space.windows.extend(core.set_aside.iter().flatten());
-        core.space.windows.append(&mut core.space.hollow);
         debug_assert!(core.freed.is_empty());
         Ok(())
     }
