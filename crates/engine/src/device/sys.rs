@@ -98,7 +98,9 @@ pub(super) fn free_len(file: &File) -> Option<u64> {
     let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open for as long as `file` lives and `found` outlives the call.
     let done = unsafe { libc::fstatvfs(file.as_raw_fd(), &mut found) };
-    (done == 0).then(|| (found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+    // Some file systems keep a part for root.
+    let blocks = if effective_user() == 0 { found.f_bfree } else { found.f_bavail };
+    (done == 0).then(|| (blocks as u64).saturating_mul(found.f_frsize as u64))
 }
 
 /// The holes of a file, in order.
