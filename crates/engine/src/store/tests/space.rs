@@ -1,6 +1,5 @@
 //! Tests of space accounting: after any transactions, every sector is used once or free once.
 
-use crate::units::Ashift;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,10 +10,12 @@ use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::trees::TreeId;
+use crate::store::txn::provision::{drain, provision};
 use crate::store::{Durability, Encoding, Owner, Store, Txn};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::{Op, SimDevice};
 use crate::test_common::{GUID, Rng, options, problems};
+use crate::units::{Ashift, Run};
 
 const SPAN_LOG2: u8 = 24;
 
@@ -237,4 +238,33 @@ fn holes_are_punched_where_nothing_lives() {
     }
     assert!(punched > 3, "{punched} holes were punched");
     assert_clean(&device);
+}
+
+/// A commit may use space that it has made reusable itself. That is not returned to the file
+/// system then.
+#[test]
+fn what_is_used_again_is_not_returned() {
+    const LEN: usize = 100_000;
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let store = store_on(&device, 9);
+    let mut rng = Rng(3);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    (0..100).for_each(|n| drop(put(&mut txn, n, &rng.noise(LEN)).unwrap()));
+    txn.commit(Durability::Durable).unwrap();
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    (20..80).for_each(|n| take(&mut txn, n).unwrap());
+    txn.commit(Durability::Durable).unwrap();
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    txn.note_bulk();
+    let own = [TreeId::Space, TreeId::Freed];
+    let [space_tree, freed_tree] = txn.trees.disjoint_mut(own).unwrap();
+    drain(&mut txn.core, freed_tree, space_tree).unwrap();
+    let punched = txn.core.space.punch.clone();
+    let longest = punched.iter().map(|run| run.sectors).max().unwrap();
+    provision(&mut txn.core, space_tree, longest, longest).unwrap();
+    let space = &txn.core.space;
+    let overlaps =
+        |one: &Run| space.windows.iter().any(|w| w.start < one.end() && one.start < w.end());
+    assert!(punched.iter().any(overlaps));
+    assert!(!space.punch.iter().any(overlaps));
 }
