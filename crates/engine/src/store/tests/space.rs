@@ -249,7 +249,9 @@ fn what_is_used_again_is_not_returned() {
     let store = store_on(&device, 9);
     let mut rng = Rng(3);
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    (0..100).for_each(|n| drop(put(&mut txn, n, &rng.noise(LEN)).unwrap()));
+    for n in 0..100 {
+        put(&mut txn, n, &rng.noise(LEN)).unwrap();
+    }
     txn.commit(Durability::Durable).unwrap();
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     (20..80).for_each(|n| take(&mut txn, n).unwrap());
