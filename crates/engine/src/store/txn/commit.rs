@@ -196,9 +196,14 @@ impl Txn {
             return Err(Error::internal("a transaction has lost its trees"));
         };
         if core.only_marks {
-            // It takes no space, so it changes none.
-            core.space.windows.clone_from(&core.base.superblock.windows);
-            core.space.hollow.clear();
+            let hollow = std::mem::take(&mut core.space.hollow);
+            match space_tree.dirty_count() {
+                // It takes no space, so it leaves what was set aside where it was.
+                0 if !hollow.is_empty() => {
+                    core.space.windows.clone_from(&core.base.superblock.windows);
+                }
+                _ => core.space.windows.extend(hollow),
+            }
         } else if core.set_aside.is_none() {
             release_hollow(core, space_tree)?;
             drain(core, freed_tree, space_tree)?;
