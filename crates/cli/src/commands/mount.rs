@@ -437,8 +437,8 @@ fn in_another(
 ) -> Result<Option<(u8, Vec<u8>)>, Reason> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("umount").args(flags).arg("--").arg(directory);
-    let pipes = (Stdio::null(), Stdio::null(), Stdio::piped());
-    let mut child = command.stdin(pipes.0).stdout(pipes.1).stderr(pipes.2).spawn()?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let ended = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), time).unwrap_or(true)) {

@@ -507,11 +507,12 @@ impl File {
     /// Clears the mark of a failed commit if all changes since then write back what is committed.
     /// Returns whether it did; then there are no changes any more.
     pub fn clear_if_taken_back(&self) -> Result<bool> {
-        let mut pending = self.pending();
-        let is_taken_back = pending.failed && self.is_same(&pending)?;
+        let is_taken_back = {
+            let pending = self.pending();
+            pending.failed && self.is_same(&pending)?
+        };
         if is_taken_back {
-            *pending = Pending::default();
-            self.dirty.store(false, Ordering::Release);
+            self.discard();
         }
         Ok(is_taken_back)
     }

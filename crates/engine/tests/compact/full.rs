@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::common::limits::BoundedDevice;
 use crate::common::{Rng, create, only_file, options, problems};
+use crate::gaps;
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{File, Pool, Property, ROOT};
+use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
 
 const PART_LEN: usize = 40_000;
@@ -142,13 +143,12 @@ fn what_is_refused_is_not_committed() {
     assert!(refused > 100 && passing_count > 1000, "{refused} refused, {passing_count} passing");
 }
 
-fn set_attributes(pool: &Pool, file: &File, rng: &mut Rng) -> bool {
-    pool.set_attributes(file.id(), 0o600, rng.next() as i64).is_ok()
+fn set_attributes(pool: &Pool, _: &File, rng: &mut Rng) -> bool {
+    gaps::set_attributes(pool, rng.next() as i64)
 }
 
 fn remove(pool: &Pool, _: &File, _: &mut Rng) -> bool {
-    let entry = pool.only_file().unwrap();
-    pool.remove_tree(ROOT, &entry.name, 0, &mut |_| true).is_ok()
+    gaps::remove(pool)
 }
 
 /// Asserts that a change can be made in a pool on a full disk: at once if the disk says that it is

@@ -23,12 +23,12 @@ fn zero(file: &File, records: &[u64]) {
     file.commit(Durability::Durable).unwrap();
 }
 
-fn set_attributes(pool: &Pool, time: i64) -> bool {
+pub fn set_attributes(pool: &Pool, time: i64) -> bool {
     let file = pool.only_file().unwrap().file;
     pool.set_attributes(file, 0o600, time).is_ok()
 }
 
-fn remove(pool: &Pool) -> bool {
+pub fn remove(pool: &Pool) -> bool {
     let name = pool.only_file().unwrap().name;
     pool.remove_tree(ROOT, &name, 0, &mut |_| true).is_ok()
 }

@@ -69,6 +69,19 @@ fn new_pool(path: &Path, pragmas: &str) -> Connection {
     db
 }
 
+/// Asserts that a connection with this many transactions makes further ones, and that all of them
+/// are there afterwards.
+fn assert_goes_on(db: Connection, path: &Path, mut acked: i64, what: &str) {
+    for _ in 0..3 {
+        acked += 1;
+        insert_blob(&db, acked, 1000).unwrap();
+        assert_eq!(ledger::assert_sound(&db), acked, "{what}");
+    }
+    drop(db);
+    assert_eq!(ledger::assert_sound(&crate::common::open(path)), acked, "{what}");
+    crate::common::assert_pool_is_clean(path);
+}
+
 /// Grows a database until the disk is full, frees space, and goes on.
 fn fills_up(pragmas: &str, blob_len: usize) {
     let Some(disk) = SmallDisk::mount(6 << 10) else { return };
@@ -151,14 +164,7 @@ fn in_exclusive_locking_mode() {
         assert!(is_full(&error), "{pragmas}: {error}");
         assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}");
         std::fs::remove_file(&ballast).unwrap();
-        for _ in 0..3 {
-            acked += 1;
-            insert_blob(&db, acked, 1000).unwrap();
-            assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}");
-        }
-        drop(db);
-        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{pragmas}");
-        crate::common::assert_pool_is_clean(&path);
+        assert_goes_on(db, &path, acked, pragmas);
     }
 }
 
@@ -178,15 +184,7 @@ fn in_exclusive_locking_mode_with_a_large_transaction() {
         if !db.is_autocommit() {
             run(&db, "rollback");
         }
-        let mut acked = 1;
-        for _ in 0..3 {
-            acked += 1;
-            insert_blob(&db, acked, 1000).unwrap();
-            assert_eq!(ledger::assert_sound(&db), acked, "{journal}");
-        }
-        drop(db);
-        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{journal}");
-        crate::common::assert_pool_is_clean(&path);
+        assert_goes_on(db, &path, 1, journal);
     }
 }
 
@@ -201,16 +199,8 @@ fn in_exclusive_locking_mode_without_a_journal() {
         let ballast = disk.fill(60);
         assert!(is_full(&insert_blob(&db, 2, 500_000).unwrap_err()), "{synchronous}");
         std::fs::remove_file(&ballast).unwrap();
-        let mut acked = 1;
-        assert_eq!(ledger::assert_sound(&db), acked, "{synchronous}");
-        for _ in 0..3 {
-            acked += 1;
-            insert_blob(&db, acked, 1000).unwrap();
-            assert_eq!(ledger::assert_sound(&db), acked, "{synchronous}");
-        }
-        drop(db);
-        assert_eq!(ledger::assert_sound(&crate::common::open(&path)), acked, "{synchronous}");
-        crate::common::assert_pool_is_clean(&path);
+        assert_eq!(ledger::assert_sound(&db), 1, "{synchronous}");
+        assert_goes_on(db, &path, 1, synchronous);
     }
 }
 

@@ -47,6 +47,7 @@ use crate::units::{Ashift, FileId, Run, Sector, Txg};
 const DIRTY_NODES_MAX: usize = 4096;
 /// A transaction that has written this many bytes is large.
 const LARGE_COMMIT_LEN: u64 = 1 << 20;
+
 /// A change of the pool in progress.
 #[derive(Debug)]
 pub struct Txn {

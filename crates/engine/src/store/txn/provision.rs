@@ -44,6 +44,10 @@ pub(in crate::store) fn provision(
     sectors: u64,
     shortest: u64,
 ) -> Result<()> {
+    // Space that is free in a restored older state may be part of the newest durable one.
+    if core.set_aside.is_some() {
+        return Ok(());
+    }
     if core.space.aim.is_none() {
         trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     }
@@ -58,8 +62,7 @@ pub(in crate::store) fn provision_if_cramped(
     space: &mut TxnTree,
     node_count: u64,
 ) -> Result<()> {
-    // Space that is free in a restored older state may be part of the newest durable one.
-    if !core.is_cramped || core.set_aside.is_some() || core.space.aim.is_some() {
+    if !core.is_cramped || core.space.aim.is_some() {
         return Ok(());
     }
     let sectors = node_count * NODE_SECTORS_GUESS;
@@ -147,8 +150,8 @@ fn provision_within(
     Ok(())
 }
 
-/// The parts of a free run where new places may be. On a full disk, which is asked then, they take
-/// space already.
+/// The parts of a free run where new places may be: on a full disk, which is given then, only those
+/// that have space already.
 fn usable_parts(full: Option<&Store>, aim: &Aim, run: Run) -> Vec<Run> {
     let parts = aim.usable(run);
     match full {
@@ -343,8 +346,7 @@ impl Txn {
     }
 
     pub(in crate::store) fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
-        // Space that is free in a restored older state may be part of the newest durable one.
-        if sectors == 0 || self.core.set_aside.is_some() {
+        if sectors == 0 {
             return Ok(());
         }
         let space_tree = &mut self.trees[TreeId::Space];
@@ -353,7 +355,7 @@ impl Txn {
 }
 
 impl TxnCore {
-    /// The store, if its disk is full. A compaction looks at too many runs to ask for each.
+    /// The store, if its disk is full and holes are to be left alone. Compactions use them, too.
     fn full_disk(&self) -> Option<Arc<Store>> {
         (self.is_cramped && self.space.aim.is_none()).then(|| Arc::clone(&self.store))
     }

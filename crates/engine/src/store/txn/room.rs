@@ -29,7 +29,7 @@ use crate::units::{Run, Sector};
 /// before. What becomes reusable first has to do for the nodes that tell so.
 const ROUND_COUNT: u8 = 8;
 /// How many runs the first of them makes reusable, and all other commits while the disk is full.
-const DRAIN_COUNT_MIN: usize = 32;
+const FIRST_DRAIN_COUNT: usize = 32;
 /// A file system with less room than this is full, in bytes: a small commit takes up to a third.
 const ROOM_MIN: u64 = 256 << 10;
 
@@ -132,14 +132,14 @@ impl Txn {
         self.core.is_cramped = store.is_full();
         if self.core.is_cramped {
             self.core.is_bulk = true;
-            self.core.drain_count_max = DRAIN_COUNT_MIN;
+            self.core.drain_count_max = FIRST_DRAIN_COUNT;
             self.set_hollow_aside();
         }
         let rounds = store.room.rounds.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
             return Ok(Some(self));
         }
-        self.core.drain_count_max = DRAIN_COUNT_MIN << (ROUND_COUNT - rounds.min(ROUND_COUNT));
+        self.core.drain_count_max = FIRST_DRAIN_COUNT << (ROUND_COUNT - rounds.min(ROUND_COUNT));
         let left = match self.make_room() {
             Ok(true) => rounds - 1,
             // In vain, and not to be tried again for the same transaction.
