@@ -23,6 +23,13 @@ pub fn copy_program(to: &Path) {
     Command::new("cp").arg(program).arg(to).assert().success();
 }
 
+/// Writes a program of the shell. Another process does it, as above.
+pub fn write_program(to: &Path, script: &str) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"]).arg(to).write_stdin(script);
+    shell.assert().success();
+}
+
 /// Runs a command that needs a file that was just closed. A child that another thread is about to
 /// start has it open for a moment longer, and the kernel tells a mount of the end later.
 pub fn eventually(arguments: &[&str], paths: &[&Path]) {

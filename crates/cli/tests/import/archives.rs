@@ -270,8 +270,7 @@ fn dwarfs_images_are_read_by_their_program() {
     let script = "#!/bin/sh\n\
         [ \"$#\" = 4 ] && [ \"$1 $2 $3\" = '-f pax -i' ] || exit 9\n\
         exec tail -c +9 \"$4\"\n";
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, script);
     tool(at, "sh", &["-c", "{ printf 'DWARFS\\2\\5'; tar -c --format=pax --xattrs tree; } >image"]);
     let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
     let (image, pool) = (at.join("image"), at.join("new.hpk"));
@@ -354,9 +353,7 @@ fn an_interrupted_import_leaves_no_pool() {
     let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
     let at = directory.path();
     let program = at.join("dwarfsextract");
-    fs::write(&program, "#!/bin/sh\necho $$ >\"$4.pid\"\nwhile echo; do sleep 0.05; done\n")
-        .unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, "#!/bin/sh\necho $$ >\"$4.pid\"\nwhile echo; do sleep 0.05; done\n");
     let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
         .env("PATH", search)
@@ -390,8 +387,7 @@ fn a_program_that_does_not_end_is_killed() {
     tool(at, "tar", &["-cf", "stream", "file"]);
     let program = at.join("dwarfsextract");
     let script = "#!/bin/sh\ncat \"${4%/*}/stream\"\necho $$ >\"$4.pid\"\nexec sleep 60 >&- 2>&-\n";
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, script);
     let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
         .env("PATH", search)
@@ -435,8 +431,7 @@ fn others_may_remove_what_was_imported() {
     let program = at.join("bin/dwarfsextract");
     let script = "#!/bin/sh\ncd \"${4%/*}\"\nhead -c 15000000 stream\n\
         until [ -e go ]; do sleep 0.02; done\ntail -c +15000001 stream\n";
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, script);
     let search = format!("{}:{}", at.join("bin").display(), std::env::var("PATH").unwrap());
     succeeds(at, &["create", "p.hpk"]);
     succeeds(at, &["mkdir", "p.hpk/d"]);

@@ -120,7 +120,6 @@ fn encrypted_archives_are_refused() {
 /// A program that fails in the end has failed, whatever it wrote before.
 #[test]
 fn the_status_of_a_program_counts() {
-    use std::os::unix::fs::PermissionsExt;
     let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
     let at = directory.path();
     fs::write(at.join("file"), "content").unwrap();
@@ -128,8 +127,7 @@ fn the_status_of_a_program_counts() {
     let program = at.join("dwarfsextract");
     let script =
         format!("#!/bin/sh\ncat '{}/stream'\necho a block is damaged >&2\nexit 2\n", at.display());
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, &script);
     let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
     let pool = at.join("p.hpk");
     let stderr =

@@ -52,10 +52,7 @@ fn what_is_missing_is_told_with_what_to_do() {
     // A file that is no library, and a Python that cannot load extensions.
     fs::write(&none, "no library").unwrap();
     let python = at.join("python3");
-    fs::write(&python, "#!/bin/sh\necho 'built without enable_load_extension' >&2\nexit 1\n")
-        .unwrap();
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&python, "#!/bin/sh\necho 'built without enable_load_extension' >&2\nexit 1\n");
     let path = format!("{}:/usr/bin", at.display());
     let found = answers(at, &[("PATH", &path), ("HARDPACK_LIBRARY", none.to_str().unwrap())]);
     assert_eq!(found["extension"]["ok"], false);

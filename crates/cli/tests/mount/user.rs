@@ -31,7 +31,7 @@ impl Home {
         let directory = tempfile::tempdir().unwrap();
         chown(directory.path(), Some(USER), Some(USER)).unwrap();
         let command = directory.path().join("hardpack");
-        fs::copy(env!("CARGO_BIN_EXE_hardpack"), &command).unwrap();
+        copy_program(&command);
         Some(Home { directory, command })
     }
 
