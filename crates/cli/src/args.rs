@@ -129,7 +129,8 @@ const COMPACT_HELP: &str = "\
 After VACUUM or many changes, a pool keeps its length and has free space inside. This command \
 moves data from the end of the file into the free space, a few MiB at a time, and truncates the \
 file. Programs can go on reading and writing. It can be stopped at any time without harm, and run \
-again.
+again. Where the free space is in short pieces, it needs some room on the disk, and says how much if \
+that is not there.
 
 Examples:
   hardpack compact --estimate words.db.hpk   show how much it would free

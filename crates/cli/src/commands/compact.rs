@@ -68,9 +68,11 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     let label = format!("compacting {}", text::path(&args.pool));
     let mut progress = Progress::new(label, total, args.quiet);
     let done = work(&mut compaction, &mut progress);
-    let CompactReport { after_bytes, used_bytes, .. } = compaction.report();
-    let stays_free = stays_free(&pool, after_bytes, used_bytes)?;
     let mut report = compaction.report();
+    let stays_free = match report.lacking_bytes {
+        0 => stays_free(&pool, report.after_bytes, report.used_bytes)?,
+        lacking => lacks_room(&report, lacking),
+    };
     let done = done.and_then(|()| {
         progress.finish();
         Ok(pool.close()?)
@@ -93,6 +95,17 @@ fn stays_free(pool: &Pool, len: u64, used_len: u64) -> Result<String, Reason> {
         }
         false => String::new(),
     })
+}
+
+/// Says that the pool would be shorter if its disk were not full.
+fn lacks_room(report: &CompactReport, lacking: u64) -> String {
+    let free_len = report.after_bytes.saturating_sub(report.used_bytes);
+    format!(
+        "; {} stay free for new data, for the disk is too full to move the rest: make room of about \
+         {} and run the command again",
+        bytes(free_len, false),
+        bytes(lacking, false),
+    )
 }
 
 /// Takes steps until nothing is left to do.
@@ -145,6 +158,7 @@ fn report_on(
             "used_bytes": report.used_bytes,
             "moved_bytes": report.moved_bytes,
             "moved_nodes": report.moved_nodes,
+            "lacking_bytes": report.lacking_bytes,
             "seconds": (seconds * 1000.0).round() / 1000.0,
         }));
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::common::limits::BoundedDevice;
-use crate::common::{Rng, create, only_file, options, problems};
+use crate::common::segments::compact;
+use crate::common::{Rng, create, only_file, options, problems, read_all};
 use crate::gaps;
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
@@ -314,4 +315,39 @@ fn commits_are_short_again_once_there_is_space() {
         }
         assert!(commit() > Some(60));
     }
+}
+
+/// All holes are too short for what lies behind them. A compaction says how much room would help,
+/// and with that it does.
+#[test]
+fn a_compaction_says_how_much_room_it_lacks() {
+    const RECORD_LEN: usize = 128 << 10;
+    let bounded = disk(Vec::new(), u64::MAX);
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(5);
+    let starts: Vec<u64> = (0..64).map(|number| number * RECORD_LEN as u64).collect();
+    for pair in starts.chunks(2) {
+        for (at, len) in pair.iter().zip([RECORD_LEN, RECORD_LEN / 2]) {
+            file.write_at(&rng.noise(len), *at).unwrap();
+            file.commit(Durability::Durable).unwrap();
+        }
+    }
+    for pair in starts.chunks(2) {
+        file.write_at(&[0; RECORD_LEN], pair[1]).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    let expected = read_all(&file).unwrap();
+    bounded.set_len_max(device.len().unwrap());
+    let report = compact(&pool);
+    assert!(report.lacking_bytes >= 1 << 20, "{report:?}");
+    assert!(report.after_bytes > report.used_bytes + report.used_bytes / 4, "{report:?}");
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    bounded.set_len_max(report.after_bytes + report.lacking_bytes);
+    let report = compact(&pool);
+    assert_eq!(report.lacking_bytes, 0, "{report:?}");
+    assert!(report.after_bytes < report.used_bytes + report.used_bytes / 16, "{report:?}");
+    assert!(read_all(&file).unwrap() == expected);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }

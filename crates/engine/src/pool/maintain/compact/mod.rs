@@ -100,6 +100,9 @@ pub struct CompactReport {
     pub moved_nodes: u64,
     /// The number of transactions.
     pub steps: u64,
+    /// How much room behind the end, which the medium does not have, would make the pool shorter
+    /// still; 0 if none would. Set once the compaction ends.
+    pub lacking_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,7 +177,7 @@ pub struct Compaction {
     /// The stretch that was emptied last. Everything below its end was emptied once.
     emptied: Aim,
     /// The stretch that the medium had no room for, and the end of the pool before it was tried.
-    no_room: Option<(Sector, Sector)>,
+    no_room: Option<(Aim, Sector)>,
     passes_left: u32,
     trims_left: u32,
     refills_left: u32,
@@ -264,6 +267,7 @@ impl Compaction {
         let is_done = matches!(self.stage, Stage::Done);
         if is_done {
             self.pool.store().drop_tail();
+            self.note_what_lacks();
         }
         Ok(!is_done)
     }
@@ -291,6 +295,17 @@ impl Compaction {
         let ashift = self.pool.store().ashift();
         self.report.after_bytes = state.superblock.end.0 << ashift;
         self.report.used_bytes = state.used_sectors(ashift) << ashift;
+    }
+
+    /// Notes how long the stretch is that the medium had no room for.
+    fn note_what_lacks(&mut self) {
+        let state = self.pool.state();
+        let room = self.room(&state);
+        if let Some((stretch, _)) = self.no_room
+            && !room.is_short_enough()
+        {
+            self.report.lacking_bytes = (stretch.to.0 - stretch.from.0) << room.ashift;
+        }
     }
 
     /// Returns how short the pool can be, as far as that is known.
@@ -371,9 +386,9 @@ impl Compaction {
                 return Ok(());
             }
         }
-        if let Some((from, _)) = self.no_room.take_if(|(_, before)| room.has_helped(*before)) {
+        if let Some((stretch, _)) = self.no_room.take_if(|(_, before)| room.has_helped(*before)) {
             // There is room now that the pool is shorter.
-            self.emptied.to = from;
+            self.emptied.to = stretch.from;
         } else if self.rounds_left > 0
             && !room.is_short_enough()
             && room.has_helped(self.round_began)
@@ -450,7 +465,7 @@ impl Compaction {
     /// Ends a pass for which the medium has no room. What it moved past the end returns next. Until
     /// then nodes may lie in the stretch: elsewhere there may be no room for them either.
     fn stop_evacuating(&mut self) {
-        self.no_room = Some((self.emptied.from, self.end_before));
+        self.no_room = Some((self.emptied, self.end_before));
         self.last = Some((Purpose::Evacuate, self.pass_began));
         self.begin_settling(&self.pool.state());
     }
