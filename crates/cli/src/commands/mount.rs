@@ -1,14 +1,14 @@
 //! `hardpack mount` and `umount`. Without `--foreground`, the command starts itself again as a
 //! server, and ends when that one says that the mount is there.
 
+mod listed;
 mod look;
 mod marks;
 mod stuck;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
+use self::listed::device_of;
 use self::look::{Looked, look_at, tell_look, without_links};
 use self::marks::{FileLeases, OpenMarks};
 use crate::args::{MountArgs, UmountArgs};
@@ -293,51 +294,9 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool),
     Ok((directory, has_died))
 }
 
-/// Whether the server of what is mounted on a directory has died. The kernel may go on to show what
-/// it knows of the directory, so this asks for something that only the server knows.
-fn has_died(directory: &Path) -> bool {
-    let mut number = [0; 16];
-    let answer = rustix::fs::getxattr(directory, SERVER_XATTR, &mut number);
-    // Whoever has asked already when the server dies gets the second one.
-    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
-}
-
 /// Whether a pool is mounted on a directory.
 fn is_mounted(directory: &Path) -> Result<bool, Reason> {
     Ok(device_of(directory)?.is_some() && server_number(directory).is_some())
-}
-
-/// Returns the minor number of what is mounted on a directory through FUSE, in digits. Asks nobody
-/// but the kernel.
-fn device_of(directory: &Path) -> Result<Option<String>, Reason> {
-    // Names of directories may be any bytes, also those of other mounts.
-    let mounts = fs::read("/proc/self/mountinfo")?;
-    let wanted = escaped_as_mounts(directory);
-    let lines = mounts.split(|byte| *byte == b'\n').rev();
-    let mut all = lines.map(|line| line.split(|byte| *byte == b' ').collect::<Vec<_>>());
-    let device = |fields: Vec<&[u8]>| {
-        let kind = fields.iter().skip_while(|field| **field != b"-").nth(1);
-        kind.filter(|kind| is_fuse(kind))?;
-        let numbers = std::str::from_utf8(fields.get(2)?).ok()?;
-        Some(numbers.split(':').nth(1)?.to_string())
-    };
-    // What was mounted last hides the others.
-    Ok(all.find(|fields| fields.get(4) == Some(&&wanted[..])).and_then(device))
-}
-
-/// Writes a path as the kernel's list of mounts does.
-fn escaped_as_mounts(path: &Path) -> Vec<u8> {
-    let escape = |byte: &u8| match byte {
-        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
-        byte => vec![*byte],
-    };
-    path.as_os_str().as_bytes().iter().flat_map(escape).collect()
-}
-
-/// Whether a type of file systems may be that of a pool's mount: others that are served through
-/// FUSE mostly add their name, as the helper of users does for pools.
-fn is_fuse(kind: &[u8]) -> bool {
-    matches!(kind, b"fuse" | b"fuse.hardpack")
 }
 
 /// Explains why the kernel refuses a mount.
@@ -370,9 +329,13 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
     let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
     let directory = match look_at(&whole, time)? {
         Some(Looked::Dead) => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
-        Some(Looked::At(_)) if args.force => return umount_by_force(&whole),
+        Some(Looked::At(_) | Looked::Private) if args.force => return umount_by_force(&whole),
         Some(Looked::At(_)) if args.lazy => return umount_lazily(&whole),
         Some(Looked::At(found)) => found,
+        Some(Looked::Private) if args.lazy => {
+            return unmount(&whole, true).map(|()| ExitCode::SUCCESS);
+        }
+        Some(Looked::Private) => return umount_private(&whole),
         Some(Looked::Nothing(reason)) => return Err(Reason::new(Code::Cannot, reason)),
         // What is silent may be another file system.
         None if device_of(&whole)?.is_none() => {
@@ -385,18 +348,14 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
         None if args.lazy => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
         None => return Err(silent()),
     };
-    let server = server_of(&directory);
+    let server = server_number(&directory).and_then(open_process);
     // Errors of writing are told here, while there is somebody to be told.
     let synced = File::open(&directory)?.sync_all();
     unmount(&directory, false)?;
-    let ended =
-        server.is_none_or(|server| sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true));
+    let ended = wait_for_end(server.as_slice());
     // Staying mounted would bring back nothing of what could not be written.
     synced.map_err(|error| lost(Reason::from(error)))?;
-    match ended {
-        true => Ok(ExitCode::SUCCESS),
-        false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
-    }
+    ended
 }
 
 /// Says that what could not be written is lost.
@@ -412,6 +371,24 @@ fn umount_lazily(directory: &Path) -> Result<ExitCode, Reason> {
     match synced {
         None | Some((0, _)) => Ok(ExitCode::SUCCESS),
         Some(_) => Err(lost(Reason::new(Code::Cannot, "they cannot be written"))),
+    }
+}
+
+/// Unmounts what another user has mounted. The kernel hands on what is not written, but whether the
+/// server can write it, only its user is told.
+fn umount_private(directory: &Path) -> Result<ExitCode, Reason> {
+    let device = device_of(directory)?.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?;
+    let servers = stuck::open_servers(&device);
+    unmount(directory, false)?;
+    wait_for_end(&servers)
+}
+
+/// Waits for servers whose mount was removed: until then, they may have the pool open.
+fn wait_for_end(servers: &[OwnedFd]) -> Result<ExitCode, Reason> {
+    let has_ended = |server: &OwnedFd| sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true);
+    match servers.iter().all(has_ended) {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
     }
 }
 
@@ -439,8 +416,7 @@ fn in_another(
     command.arg("umount").args(flags).arg("--").arg(directory);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    let pid = Pid::from_raw(child.id().cast_signed());
-    let ended = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    let ended = Pid::from_raw(child.id().cast_signed()).and_then(open_process);
     if ended.is_some_and(|ended| !sys::is_readable(ended.as_fd(), time).unwrap_or(true)) {
         child.kill()?;
         return Ok(None);
@@ -493,9 +469,9 @@ fn abort(directory: &Path) -> Result<(), Reason> {
     unmount_by_helper(directory, true)
 }
 
-/// Returns the process that serves a mount.
-fn server_of(directory: &Path) -> Option<rustix::fd::OwnedFd> {
-    rustix::process::pidfd_open(server_number(directory)?, PidfdFlags::empty()).ok()
+/// Returns a process, to wait for its end.
+fn open_process(number: Pid) -> Option<OwnedFd> {
+    rustix::process::pidfd_open(number, PidfdFlags::empty()).ok()
 }
 
 /// Returns the number of the process that serves a mount.

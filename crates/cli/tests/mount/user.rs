@@ -136,6 +136,37 @@ fn a_user_removes_mounts_whose_servers_are_dead_or_silent() {
     home.succeeds(&["check", "-q", "p.hpk"]);
 }
 
+/// Root cannot look into mounts of users, but may take them away. Other users may not.
+#[test]
+fn root_removes_mounts_of_users() {
+    let Some(home) = Home::new() else { return };
+    home.succeeds(&["create", "p.hpk"]);
+    home.shell("mkdir m");
+    let mount = home.directory.path().join("m");
+    for flags in [&[][..], &["--lazy"], &["--force"]] {
+        home.succeeds(&["mount", "p.hpk", "m"]);
+        home.shell("echo text >>m/file");
+        let server = home.server("m");
+        let mut other = Command::new(&home.command);
+        other.arg("umount").args(flags).arg(&mount).uid(USER - 1).gid(USER - 1);
+        let done = other.output().unwrap();
+        assert_eq!(done.status.code(), Some(3), "{flags:?}: {done:?}");
+        assert!(home.shell("cat m/file").ends_with("text\n"));
+        let done = hardpack().arg("umount").args(flags).arg(&mount).assert().success();
+        assert!(done.get_output().stderr.is_empty(), "{flags:?}: {done:?}");
+        assert_eq!(home.shell("ls m"), "");
+        if flags != ["--lazy"] {
+            // Nobody has the pool open any more. Who has ended may still be listed.
+            let program = format!("/proc/{}/exe", server.as_raw_pid());
+            assert!(fs::read_link(program).is_err(), "{flags:?}");
+        }
+    }
+    home.succeeds(&["mount", "p.hpk", "m"]);
+    assert_eq!(home.shell("cat m/file"), "text\n".repeat(3));
+    home.succeeds(&["umount", "m"]);
+    home.succeeds(&["check", "-q", "p.hpk"]);
+}
+
 /// The disk below a mount of a user hangs. Whoever takes it away need not wait, nor need those who
 /// wait for what the command says.
 #[test]

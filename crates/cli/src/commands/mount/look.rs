@@ -9,7 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use super::{NO_POOL, has_died, is_mounted};
+use hardpack_mount::SERVER_XATTR;
+use rustix::io::Errno;
+
+use super::listed::is_of_helper;
+use super::{NO_POOL, is_mounted};
 use crate::args::UmountArgs;
 use crate::failure::{Code, Reason};
 use crate::sys;
@@ -23,6 +27,8 @@ pub enum Looked {
     Dead,
     /// A pool is mounted on it, with this full path.
     At(PathBuf),
+    /// Another user has mounted a pool on it, and nobody else may look at it, not even root.
+    Private,
     /// None, for this reason.
     Nothing(String),
 }
@@ -30,8 +36,11 @@ pub enum Looked {
 impl Looked {
     /// Asks the server, which may never answer.
     fn ask(directory: &Path) -> Looked {
-        if has_died(directory) {
-            return Looked::Dead;
+        match asked(directory) {
+            // Whoever has asked already when the server dies gets the second one.
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => return Looked::Dead,
+            Err(Errno::ACCESS) if is_of_helper(directory) => return Looked::Private,
+            _ => {}
         }
         let found = fs::canonicalize(directory).map_err(Reason::from);
         match found.and_then(|found| Ok((is_mounted(&found)?, found))) {
@@ -45,6 +54,7 @@ impl Looked {
         let (kind, text) = match self {
             Looked::Dead => (b'D', &b""[..]),
             Looked::At(path) => (b'A', path.as_os_str().as_bytes()),
+            Looked::Private => (b'P', &b""[..]),
             Looked::Nothing(reason) => (b'N', reason.as_bytes()),
         };
         [&[kind], text].concat()
@@ -55,6 +65,7 @@ impl Looked {
         Some(match kind {
             b'D' => Looked::Dead,
             b'A' => Looked::At(OsStr::from_bytes(text).into()),
+            b'P' => Looked::Private,
             b'N' => Looked::Nothing(String::from_utf8_lossy(text).into_owned()),
             _ => return None,
         })
@@ -82,6 +93,12 @@ pub fn look_at(directory: &Path, time: Duration) -> Result<Option<Looked>, Reaso
     child.wait()?;
     let looked = Looked::from_bytes(&said);
     looked.map(Some).ok_or_else(|| Reason::new(Code::Cannot, "it cannot be looked at"))
+}
+
+/// Asks what is mounted on a directory for something that only its server knows: of the directory
+/// itself, the kernel may go on to show what it knows after the server has died.
+fn asked(directory: &Path) -> Result<usize, Errno> {
+    rustix::fs::getxattr(directory, SERVER_XATTR, &mut [0; 16])
 }
 
 /// Looks at a directory for another process, or with `--lazy` lets its server write everything.

@@ -7,6 +7,7 @@
 //! that.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal};
@@ -30,9 +31,17 @@ pub fn end_servers(connection: &str) -> bool {
     found.peek().is_some() && found.all(|path| kill(&path).is_some())
 }
 
+/// Returns the servers of a connection, as far as this user and this kernel tell.
+pub fn open_servers(connection: &str) -> Vec<OwnedFd> {
+    servers(connection).filter_map(|path| super::open_process(number_of(&path)?)).collect()
+}
+
 fn kill(process: &Path) -> Option<()> {
-    let number = process.file_name()?.to_str()?.parse().ok()?;
-    rustix::process::kill_process(Pid::from_raw(number)?, Signal::KILL).ok()
+    rustix::process::kill_process(number_of(process)?, Signal::KILL).ok()
+}
+
+fn number_of(process: &Path) -> Option<Pid> {
+    Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?)
 }
 
 /// The processes that serve a connection, as their directories in `/proc`.
