@@ -12,6 +12,7 @@ mod delivery;
 mod existing;
 pub mod readers;
 pub mod source;
+mod taken;
 pub mod walk;
 
 use std::ffi::OsString;
@@ -28,6 +29,7 @@ use serde_json::json;
 
 use self::delivery::Delivery;
 use self::readers::Readers;
+use self::taken::Taken;
 use self::walk::Putter;
 use super::names::{DIRECTORY_MODE, create_missing_pool, make_directories, new_attributes};
 use super::optimize;
@@ -191,6 +193,7 @@ fn put(
         made.cannot("set properties of", address)?;
     }
     let mut summary = PutSummary::default();
+    let mut taken = Taken::of(sources, args.no_target_directory);
     for source in sources {
         let path = Path::new(source);
         let shown = text::escaped(source.as_bytes());
@@ -201,7 +204,7 @@ fn put(
             let avoid = fs::metadata(&address.pool).ok().map(|m| (m.dev(), m.ino()));
             let (users, before) = (users.as_ref(), std::mem::take(&mut summary));
             let delivery = Delivery::new(args, pool, users, readers, before);
-            let mut putter = Putter::new(args, pool, users, delivery, avoid);
+            let mut putter = Putter::new(args, pool, users, delivery, avoid, &mut taken);
             let done = putter.put(path, &target, sources.len() == 1);
             summary = putter.delivery.finish(done)?;
             Ok::<(), Reason>(())

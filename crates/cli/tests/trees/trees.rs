@@ -306,6 +306,51 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join(&odd))), "good\n");
 }
 
+/// Of two sources with one name, one would replace the other: it is refused and named. Directories
+/// are joined. What was put once may be given again, under any of its names.
+#[test]
+fn two_sources_of_one_name_do_not_replace_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for (path, content) in
+        [("x/a", "1"), ("x/d/f", "1"), ("y/a", "2"), ("y/d/f", "2"), ("y/d/g", "3"), ("y/e", "4")]
+    {
+        let path = at.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    // Same lengths, and same times.
+    for path in ["x/a", "x/d/f", "y/a", "y/d/f"] {
+        set_time(&at.join(path), 1 << 60);
+    }
+    let refused = "another source has been put there just now";
+    let content = |path: &str| succeeds(at, &["cat", path]);
+    fails(at, &["put", "-q", "x/a", "y/a", "p.hpk"], 3, &["'y/a'", refused]);
+    assert_eq!(content("p.hpk/a"), "1");
+    let said = fails(at, &["put", "-q", "x/d", "y/d", "q.hpk"], 3, &["'y/d/f'", refused]);
+    assert!(!said.contains("y/d/g"), "{said}");
+    assert_eq!([content("q.hpk/d/f"), content("q.hpk/d/g")], ["1", "3"]);
+    // The second time too, and although the second source lacks what the first one has.
+    for _ in 0..2 {
+        fs::write(at.join("x/d/only"), "5").unwrap();
+        fails(at, &["put", "-q", "--delete", "x/", "y/", "r.hpk"], 3, &["'y/a'", "'y/d/f'"]);
+        assert_eq!(
+            [content("r.hpk/a"), content("r.hpk/d/only"), content("r.hpk/e")],
+            ["1", "5", "4"]
+        );
+    }
+    // A directory does not replace what is none, not even with --delete.
+    fs::create_dir_all(at.join("z/a")).unwrap();
+    fs::write(at.join("z/a/inner"), "6").unwrap();
+    fails(at, &["put", "-q", "--delete", "x/a", "z/a", "s.hpk"], 3, &["'z/a'", refused]);
+    assert_eq!(content("s.hpk/a"), "1");
+    fs::create_dir(at.join("w")).unwrap();
+    fs::hard_link(at.join("x/a"), at.join("w/a")).unwrap();
+    succeeds(at, &["put", "-q", "x/a", "./x/../x/a", "w/a", "t.hpk"]);
+    succeeds(at, &["put", "-q", "x/a", "y/e", "w/a", "y/d", "t.hpk/other/"]);
+    assert_eq!(content("t.hpk/other/d/g"), "3");
+}
+
 fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, content: &[u8]) {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);

@@ -15,6 +15,7 @@ use super::delivery::{Delivery, Item};
 use super::existing::{Existing, Old};
 use super::readers::open;
 use super::source::{attributes_of, is_described, kind_of, xattrs_of};
+use super::taken::{Claim, Taken};
 use crate::args::PutArgs;
 use crate::failure::{Code, Reason};
 use crate::snapshot::read_full;
@@ -50,6 +51,7 @@ pub struct Putter<'p> {
     avoid: Option<(u64, u64)>,
     /// The first name of each file with several names.
     links: HashMap<(u64, u64), First>,
+    taken: &'p mut Taken,
 }
 
 impl<'p> Putter<'p> {
@@ -59,8 +61,9 @@ impl<'p> Putter<'p> {
         users: Option<&'p Users>,
         delivery: Delivery<'p>,
         avoid: Option<(u64, u64)>,
+        taken: &'p mut Taken,
     ) -> Putter<'p> {
-        Putter { args, pool, users, delivery, avoid, links: HashMap::new() }
+        Putter { args, pool, users, delivery, avoid, links: HashMap::new(), taken }
     }
 
     /// Stores one source. If it is the `only` one, its own metadata is set on the target.
@@ -152,6 +155,9 @@ impl<'p> Putter<'p> {
             return Ok(());
         };
         for (entry, _) in gone.drain(..) {
+            if self.taken.has(directory, &entry.name) {
+                continue;
+            }
             let path = path.join(OsStr::from_bytes(&entry.name));
             self.delivery.tell("remove", &path)?;
             self.remove(&path, directory, &entry)?;
@@ -215,6 +221,17 @@ impl<'p> Putter<'p> {
         if kind == Kind::File && !self.args.raw && belongs_to_database(path, name, siblings) {
             // Read together with its database.
             return Ok(());
+        }
+        match self.taken.claim(into.directory, name, &metadata) {
+            Claim::New => {}
+            Claim::Again => return Ok(()),
+            Claim::Refused => {
+                let reason =
+                    Reason::new(Code::Cannot, "another source has been put there just now");
+                self.delivery
+                    .failed(path, &reason.hint("put it elsewhere, with a command of its own"));
+                return Ok(());
+            }
         }
         if let (Kind::File, Some(users), Some(parent)) = (kind, self.users, into.directory) {
             self.note_companions(users, (path, name), parent, siblings);
