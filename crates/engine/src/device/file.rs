@@ -422,6 +422,9 @@ impl Device for FileDevice {
     fn room(&self) -> Option<u64> {
         sys::free_len(&self.file)
     }
+    fn len_max(&self) -> u64 {
+        sys::file_len_max()
+    }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
     }

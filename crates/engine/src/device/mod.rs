@@ -176,6 +176,10 @@ pub trait Device: Send + Sync + Debug {
     fn room(&self) -> Option<u64> {
         None
     }
+    /// How long this process may make it, whatever room its medium has.
+    fn len_max(&self) -> u64 {
+        u64::MAX
+    }
     /// The parts that have no space on the medium yet, in order, as far as that is known: to write
     /// there takes some.
     fn holes(&self) -> Vec<Range<u64>> {

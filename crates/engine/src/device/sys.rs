@@ -15,6 +15,11 @@ use std::time::Duration;
 
 use super::Identity;
 
+/// The most blocks that ext4 keeps for itself and counts as free all the same: it keeps 2%, also of
+/// what it does not count.
+const KEPT_BLOCKS_MAX: u64 = 4096;
+const KEPT_PART: u64 = 32;
+
 /// What to do with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lock {
@@ -98,9 +103,17 @@ pub(super) fn free_len(file: &File) -> Option<u64> {
     let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open for as long as `file` lives and `found` outlives the call.
     let done = unsafe { libc::fstatvfs(file.as_raw_fd(), &mut found) };
-    // Some file systems keep a part for root.
-    let blocks = if effective_user() == 0 { found.f_bfree } else { found.f_bavail };
-    (done == 0).then(|| (blocks as u64).saturating_mul(found.f_frsize as u64))
+    let blocks = match effective_user() {
+        0 => free_for_root(found.f_bfree as u64, found.f_bavail as u64, found.f_blocks as u64),
+        _ => found.f_bavail as u64,
+    };
+    (done == 0).then(|| blocks.saturating_mul(found.f_frsize as u64))
+}
+
+/// How many free blocks root may take, of which others may take `available`. Some file systems keep
+/// a part for root, and ext4 counts what it keeps for itself among the free blocks, too.
+fn free_for_root(free: u64, available: u64, all: u64) -> u64 {
+    available.max(free.saturating_sub((all / KEPT_PART).min(KEPT_BLOCKS_MAX)))
 }
 
 /// The holes of a file, in order.
@@ -297,5 +310,20 @@ impl Drop for SharedPage {
             // SAFETY: the page was mapped by `of` in this process, and nobody uses it any more.
             unsafe { libc::munmap(self.0.as_ptr(), SHARED_LEN) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_user_may_take_is_not_free() {
+        // Full file systems of 96 and 128 MiB, and one with a part for root.
+        assert_eq!(free_for_root(1966, 0, 86_491), 0);
+        assert_eq!(free_for_root(2621, 0, 117_203), 0);
+        assert_eq!(free_for_root(1 << 20, 0, 20 << 20), (1 << 20) - 4096);
+        // Others count no more as free than what there is for everybody.
+        assert_eq!(free_for_root(1000, 1000, 100_000), 1000);
     }
 }

@@ -20,6 +20,8 @@ pub struct Blocks {
 struct Inner {
     used: HashSet<u64>,
     is_full: bool,
+    /// How long the file may get, if that is limited.
+    len_max: Option<u64>,
 }
 
 impl Blocks {
@@ -30,6 +32,11 @@ impl Blocks {
     /// Lets others take all blocks that are free, now and later.
     pub fn fill(&self) {
         self.inner().is_full = true;
+    }
+
+    /// Limits the length of the file for this process.
+    pub fn limit_len(&self, len_max: u64) {
+        self.inner().len_max = Some(len_max);
     }
 
     /// Whether a range has all of its blocks.
@@ -43,6 +50,9 @@ impl Fault for Blocks {
     fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
         let mut inner = self.inner();
         let end = offset + bytes.len() as u64;
+        if inner.len_max.is_some_and(|len_max| end > len_max) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         for block in offset / BLOCK..end.div_ceil(BLOCK) {
             if inner.is_full && !inner.used.contains(&block) {
                 let kept = (block * BLOCK).saturating_sub(offset) as usize;
@@ -64,6 +74,10 @@ impl Fault for Blocks {
 
     fn room(&self) -> Option<u64> {
         self.inner().is_full.then_some(0)
+    }
+
+    fn len_max(&self) -> u64 {
+        self.inner().len_max.unwrap_or(u64::MAX)
     }
 
     fn holes(&self, len: u64) -> Vec<Range<u64>> {

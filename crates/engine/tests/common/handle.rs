@@ -73,6 +73,10 @@ impl Device for Handle {
         self.device.room()
     }
 
+    fn len_max(&self) -> u64 {
+        self.device.len_max()
+    }
+
     fn holes(&self) -> Vec<Range<u64>> {
         self.device.holes()
     }

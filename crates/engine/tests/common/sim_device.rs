@@ -262,6 +262,10 @@ pub trait Fault: Send + std::fmt::Debug {
     fn room(&self) -> Option<u64> {
         None
     }
+    /// How long this process may make the device.
+    fn len_max(&self) -> u64 {
+        u64::MAX
+    }
     /// The parts of the device, of so many bytes, that have no space on the medium.
     fn holes(&self, len: u64) -> Vec<Range<u64>> {
         let _ = len;
@@ -488,6 +492,10 @@ impl Device for SimDevice {
 
     fn room(&self) -> Option<u64> {
         self.inner().fault.as_ref().and_then(|fault| fault.room())
+    }
+
+    fn len_max(&self) -> u64 {
+        self.inner().fault.as_ref().map_or(u64::MAX, |fault| fault.len_max())
     }
 
     fn holes(&self) -> Vec<Range<u64>> {

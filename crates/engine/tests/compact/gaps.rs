@@ -87,6 +87,95 @@ fn many_short_runs_wait_to_be_reusable() {
     }
 }
 
+/// Makes a pool of short records, of which every second one, drawn at random, is removed, and fills
+/// its disk.
+fn scattered(rng: &mut Rng) -> Arc<BoundedDevice> {
+    const COUNT: u64 = 10_000;
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    bounded.tell_room();
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    for number in 0..COUNT {
+        file.write_at(&rng.noise(2500), number * 4096).unwrap();
+        if number % 500 == 499 {
+            file.commit(Durability::Durable).unwrap();
+        }
+    }
+    let removed: Vec<u64> = (0..COUNT).filter(|_| rng.below(2) == 0).collect();
+    zero(&file, &removed);
+    // Until all of it is reusable.
+    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
+    drop((file, pool));
+    bounded.set_len_max(bounded.len().unwrap());
+    bounded
+}
+
+/// Half of a pool on a full disk is free, in short pieces. Transactions of any size that fits go
+/// on: they make as much reusable as they free, and records find the pieces that they fit into.
+#[test]
+fn transactions_of_all_sizes_go_on_in_short_pieces() {
+    for (record_len, count) in [(2500, 20), (2500, 400), (4096, 50), (4096, 400)] {
+        let mut rng = Rng(count);
+        let bounded = scattered(&mut rng);
+        let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+        let file = only_file(&pool).unwrap();
+        let numbers: Vec<u64> = (0..count).map(|_| rng.below(10_000)).collect();
+        let mut written = vec![Vec::new(); numbers.len()];
+        for turn in 0..40 {
+            for (number, bytes) in numbers.iter().zip(&mut written) {
+                *bytes = rng.noise(record_len);
+                file.write_at(bytes, number * 4096).unwrap();
+            }
+            let done = file.commit(Durability::Durable);
+            assert!(done.is_ok(), "{count} of {record_len} bytes, transaction {turn}: {done:?}");
+        }
+        for (number, bytes) in numbers.iter().zip(&written) {
+            let mut found = vec![0; bytes.len()];
+            file.read_at(&mut found, number * 4096).unwrap();
+            let is_last = numbers.iter().rposition(|other| other == number);
+            assert!(found == *bytes || is_last.is_some_and(|at| written[at] != *bytes));
+        }
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
+}
+
+/// A limit on the length of the file is no lack of space: holes below it are used.
+#[test]
+fn holes_are_used_below_a_limit_on_the_length() {
+    let device = SimDevice::new(Vec::new());
+    let blocks = Blocks::default();
+    device.set_fault(Some(Box::new(blocks.clone())));
+    let handle: Arc<dyn Device> = device.handle();
+    let pool = create(&handle, &[], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(1);
+    for part in 0..40 {
+        file.write_at(&rng.noise(MIB as usize), part * MIB).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    for part in 2..38 {
+        file.write_at(&vec![0; MIB as usize], part * MIB).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
+    let len = device.len().unwrap();
+    assert!(!blocks.has_all(0..len), "there is no hole");
+    blocks.limit_len(4096);
+    assert!(!set_attributes(&pool, 100));
+    blocks.limit_len(len);
+    for turn in 0..40 {
+        let bytes = rng.noise(3 * MIB as usize / 4);
+        file.write_at(&bytes, 0).unwrap();
+        let done = file.commit(Durability::Durable);
+        assert!(done.is_ok(), "{turn}: {done:?}");
+        let mut found = vec![0; bytes.len()];
+        file.read_at(&mut found, 0).unwrap();
+        assert!(found == bytes);
+    }
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
 /// The next free space to be used is a hole, and others have taken the blocks that it had.
 #[test]
 fn free_space_that_is_a_hole_is_left_alone() {

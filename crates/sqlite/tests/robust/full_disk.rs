@@ -458,3 +458,43 @@ fn creation() {
     assert!(crate::common::is_pool(&path));
     crate::common::assert_pool_is_clean(&path);
 }
+
+/// The disk is full, and most of the pool is free, in gaps of all lengths: transactions go on.
+#[test]
+fn a_pool_that_is_mostly_free_goes_on() {
+    const COUNT: usize = 12_000;
+    let Some(disk) = SmallDisk::mount(80 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = crate::common::open(&path);
+    // What is deleted is cleared, and takes no space.
+    run(&db, "pragma hardpack_recordsize=4096; pragma secure_delete=on");
+    run(&db, "create table gone(a, b); create table kept(a, b); create table new(a, b)");
+    for first in (0..COUNT).step_by(500) {
+        run(&db, "begin");
+        for number in first..first + 500 {
+            let table = if number % 4 == 0 { "kept" } else { "gone" };
+            run(&db, &format!("insert into {table} values({number}, randomblob(2500))"));
+        }
+        run(&db, "commit");
+    }
+    run(&db, &format!("delete from gone where a < {}", COUNT / 8));
+    (0..5).for_each(|time| run(&db, &format!("update kept set a = {time} where rowid = 1")));
+    drop(db);
+    // A copy has no holes.
+    let copy = disk.path("copy.hpk");
+    std::fs::copy(&path, &copy).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    disk.fill(0);
+    let db = crate::common::open(&copy);
+    run(&db, "pragma synchronous=normal; pragma secure_delete=on");
+    run(&db, "delete from gone");
+    let insert = "insert into new values(1, randomblob(200000))";
+    let refused = (0..60).filter(|_| db.execute_batch(insert).is_err()).count();
+    // One that is refused makes room for the next.
+    assert!(refused <= 3, "{refused}");
+    assert_eq!(value::<i64>(&db, "select count(*) from kept"), COUNT as i64 / 4);
+    assert_eq!(value::<i64>(&db, "select count(*) from new"), 60 - refused as i64);
+    assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    drop(db);
+    crate::common::assert_pool_is_clean(&copy);
+}

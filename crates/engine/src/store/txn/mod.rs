@@ -109,7 +109,9 @@ pub(super) struct TxnCore {
     pub(super) is_bulk: bool,
     /// Whether every free sector counts, since the disk is full.
     pub(super) is_cramped: bool,
-    /// The maximum number of runs that the commit makes reusable.
+    /// Whether holes of the file are left alone, too: to write there takes space.
+    pub(super) spares_holes: bool,
+    /// The maximum number of runs that the commit makes reusable, beyond those that it frees.
     pub(super) drain_count_max: usize,
     /// Whether packed nodes stay as long as they are.
     pub(in crate::store) keeps_packed: bool,
@@ -158,6 +160,7 @@ impl Txn {
             tail: Tail::default(),
             is_bulk: false,
             is_cramped: false,
+            spares_holes: false,
             drain_count_max: DRAIN_COUNT_MAX,
             keeps_packed: false,
             is_frozen: false,

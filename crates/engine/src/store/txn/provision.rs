@@ -48,7 +48,8 @@ pub(in crate::store) fn provision(
     if core.set_aside.is_some() {
         return Ok(());
     }
-    if core.space.aim.is_none() {
+    // Those that were just opened, for extents that are still to come, are all there may be.
+    if core.space.aim.is_none() && !core.is_cramped {
         trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     }
     let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
@@ -99,10 +100,13 @@ fn provision_within(
     sectors: u64,
     shortest: u64,
 ) -> Result<()> {
-    let usable = |core: &TxnCore| {
-        core.space.windows.iter().filter(|w| w.sectors >= shortest).map(|w| w.sectors).sum::<u64>()
+    // On a full disk, what is left of a piece may be too short for anything.
+    let piece = if core.is_cramped { shortest.max(1) } else { 1 };
+    let usable = |run: &Run| match run.sectors >= shortest {
+        true => run.sectors / piece * piece,
+        false => 0,
     };
-    let mut missing = sectors.saturating_sub(usable(core));
+    let mut missing = sectors.saturating_sub(core.space.windows.iter().map(usable).sum::<u64>());
     if missing == 0 || core.space.space_sectors == 0 {
         return Ok(());
     }
@@ -128,8 +132,8 @@ fn provision_within(
             looked_at += 1;
             next = run.end();
             let parts = usable_parts(full.as_deref(), aim, run);
-            let longest = parts.iter().map(|part| part.sectors).max().unwrap_or(0);
-            if longest > 0 && longest >= shortest {
+            let longest = parts.iter().map(usable).max().unwrap_or(0);
+            if longest > 0 {
                 missing = missing.saturating_sub(longest);
                 chosen.push(run);
             }
@@ -214,7 +218,11 @@ pub(in crate::store) fn drain(
     if !worth_it {
         return Ok(());
     }
-    let count_max = core.space.aim.map_or(core.drain_count_max, |_| DRAIN_COUNT_MAX);
+    // If it made less reusable than it frees, the rest would pile up and be out of reach.
+    let count_max = match core.space.aim {
+        Some(_) => DRAIN_COUNT_MAX,
+        None => DRAIN_COUNT_MAX.min(core.drain_count_max + 2 * core.freed.len()),
+    };
     let entries = reusable(core, freed, count_max)?;
     let mut runs = Vec::with_capacity(entries.len());
     for (key, value) in entries {
@@ -332,17 +340,29 @@ impl Txn {
     pub fn provision(&mut self, extents: impl Iterator<Item = u64> + Clone) -> Result<()> {
         let is_small = |sectors: &u64| *sectors <= SMALL_EXTENT_SECTORS;
         let large = extents.clone().filter(|sectors| !is_small(sectors));
+        self.provision_longest(large.clone())?;
         if let Some(shortest) = large.clone().min() {
             self.provision_runs(large.sum(), shortest)?;
         }
         let all = extents.clone().sum();
         let small = extents.filter(is_small);
+        self.provision_longest(small.clone())?;
         let longest = match self.core.fills_gaps(all) {
             true => small.clone().min(),
             false => small.clone().max(),
         };
         let longest = longest.unwrap_or(0);
         self.provision_runs(small.sum(), longest)
+    }
+
+    /// On a full disk: provides as many runs as there are extents, each with room for the longest.
+    /// Otherwise the long ones may go behind the end although there are gaps for them.
+    fn provision_longest(&mut self, extents: impl Iterator<Item = u64> + Clone) -> Result<()> {
+        if !self.core.is_cramped {
+            return Ok(());
+        }
+        let longest = extents.clone().max().unwrap_or(0);
+        self.provision_runs(extents.count() as u64 * longest, longest)
     }
 
     pub(in crate::store) fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
@@ -357,7 +377,7 @@ impl Txn {
 impl TxnCore {
     /// The store, if its disk is full and holes are to be left alone. Compactions use them, too.
     fn full_disk(&self) -> Option<Arc<Store>> {
-        (self.is_cramped && self.space.aim.is_none()).then(|| Arc::clone(&self.store))
+        (self.spares_holes && self.space.aim.is_none()).then(|| Arc::clone(&self.store))
     }
 
     /// Records freed runs in the freed tree, which may in turn free nodes of that tree.

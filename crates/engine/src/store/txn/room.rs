@@ -28,7 +28,8 @@ use crate::units::{Run, Sector};
 /// durable, the others make reusable what earlier ones have freed, each twice as much as the one
 /// before. What becomes reusable first has to do for the nodes that tell so.
 const ROUND_COUNT: u8 = 8;
-/// How many runs the first of them makes reusable, and all other commits while the disk is full.
+/// How many runs the first of them makes reusable, and all other commits while the disk is full,
+/// beyond those that replace what the commit itself frees.
 const FIRST_DRAIN_COUNT: usize = 32;
 /// A file system with less room than this is full, in bytes: a small commit takes up to a third.
 const ROOM_MIN: u64 = 256 << 10;
@@ -44,6 +45,8 @@ pub(in crate::store) struct Room {
     /// Whether the file system says itself that it is full. Then it will say so when it has space
     /// again; of any other limit, only a longer pool does.
     is_said: AtomicBool,
+    /// Whether what is in the way is a limit on the length of the file. Then holes cost nothing.
+    is_length: AtomicBool,
     /// How many commits may look for room before the next transaction.
     rounds: AtomicU8,
     /// The holes of the file, once they are known.
@@ -60,7 +63,10 @@ impl Store {
 
     fn note_full(&self) {
         let (room, len) = (&self.room, self.device.len().unwrap_or(0));
-        room.is_said.store(self.is_said_to_be_full(), Ordering::Release);
+        let is_said = self.is_said_to_be_full();
+        let is_length = !is_said && self.device.len_max() < len.saturating_add(ROOM_MIN);
+        room.is_said.store(is_said, Ordering::Release);
+        room.is_length.store(is_length, Ordering::Release);
         room.full_at.fetch_max(len.max(1), Ordering::AcqRel);
         room.rounds.store(ROUND_COUNT, Ordering::Release);
         *room.holes.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -133,7 +139,10 @@ impl Txn {
         if self.core.is_cramped {
             self.core.is_bulk = true;
             self.core.drain_count_max = FIRST_DRAIN_COUNT;
-            self.set_hollow_aside();
+            self.core.spares_holes = !store.room.is_length.load(Ordering::Acquire);
+            if self.core.spares_holes {
+                self.set_hollow_aside();
+            }
         }
         let rounds = store.room.rounds.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
