@@ -1,5 +1,6 @@
 //! A full disk, and a pool that is mostly free, but in places where it is hard to use.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common::blocks::Blocks;
@@ -87,22 +88,21 @@ fn many_short_runs_wait_to_be_reusable() {
     }
 }
 
-/// Makes a pool of short records, of which every second one, drawn at random, is removed, and fills
-/// its disk.
-fn scattered(rng: &mut Rng) -> Arc<BoundedDevice> {
-    const COUNT: u64 = 10_000;
+/// Makes a pool of so many short records, of which every second one, drawn at random, is removed,
+/// and fills its disk.
+fn scattered(rng: &mut Rng, count: u64) -> Arc<BoundedDevice> {
     let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
     bounded.tell_room();
     let device: Arc<dyn Device> = bounded.clone();
     let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
     let file = only_file(&pool).unwrap();
-    for number in 0..COUNT {
+    for number in 0..count {
         file.write_at(&rng.noise(2500), number * 4096).unwrap();
         if number % 500 == 499 {
             file.commit(Durability::Durable).unwrap();
         }
     }
-    let removed: Vec<u64> = (0..COUNT).filter(|_| rng.below(2) == 0).collect();
+    let removed: Vec<u64> = (0..count).filter(|_| rng.below(2) == 0).collect();
     zero(&file, &removed);
     // Until all of it is reusable.
     (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
@@ -115,26 +115,33 @@ fn scattered(rng: &mut Rng) -> Arc<BoundedDevice> {
 /// on: they make as much reusable as they free, and records find the pieces that they fit into.
 #[test]
 fn transactions_of_all_sizes_go_on_in_short_pieces() {
-    for (record_len, count) in [(2500, 20), (2500, 400), (4096, 50), (4096, 400)] {
+    let cases = [
+        (10_000, 2500, 20),
+        (10_000, 2500, 400),
+        (10_000, 4096, 50),
+        (10_000, 4096, 400),
+        (40_000, 2500, 6000),
+    ];
+    for (all, record_len, count) in cases {
         let mut rng = Rng(count);
-        let bounded = scattered(&mut rng);
+        let bounded = scattered(&mut rng, all);
         let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
         let file = only_file(&pool).unwrap();
-        let numbers: Vec<u64> = (0..count).map(|_| rng.below(10_000)).collect();
+        let numbers: Vec<u64> = (0..count).map(|_| rng.below(all)).collect();
         let mut written = vec![Vec::new(); numbers.len()];
         for turn in 0..40 {
-            for (number, bytes) in numbers.iter().zip(&mut written) {
+            let written = numbers.iter().zip(&mut written).try_for_each(|(number, bytes)| {
                 *bytes = rng.noise(record_len);
-                file.write_at(bytes, number * 4096).unwrap();
-            }
-            let done = file.commit(Durability::Durable);
+                file.write_at(bytes, number * 4096)
+            });
+            let done = written.and_then(|()| file.commit(Durability::Durable));
             assert!(done.is_ok(), "{count} of {record_len} bytes, transaction {turn}: {done:?}");
         }
-        for (number, bytes) in numbers.iter().zip(&written) {
+        // Of a record that was written twice, what came last.
+        for (number, bytes) in numbers.iter().zip(&written).collect::<BTreeMap<_, _>>() {
             let mut found = vec![0; bytes.len()];
             file.read_at(&mut found, number * 4096).unwrap();
-            let is_last = numbers.iter().rposition(|other| other == number);
-            assert!(found == *bytes || is_last.is_some_and(|at| written[at] != *bytes));
+            assert!(found == *bytes, "record {number}");
         }
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }

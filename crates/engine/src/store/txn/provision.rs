@@ -21,7 +21,8 @@ use crate::units::{Run, Sector, Txg};
 pub(super) const NODE_SECTORS_GUESS: u64 = 10;
 /// The number of entries in the freed tree that makes emptying it worthwhile.
 const DRAIN_COUNT_MIN: u64 = 256;
-/// The maximum number of runs that one commit moves, so that none is slow.
+/// The maximum number of runs that one commit moves, so that none is slow. On a full disk, one that
+/// frees many itself moves more.
 pub(super) const DRAIN_COUNT_MAX: usize = 4096;
 /// The maximum number of runs of the space tree that one search examines.
 const SEARCH_COUNT_MAX: usize = 512;
@@ -221,7 +222,8 @@ pub(in crate::store) fn drain(
     // If it made less reusable than it frees, the rest would pile up and be out of reach.
     let count_max = match core.space.aim {
         Some(_) => DRAIN_COUNT_MAX,
-        None => DRAIN_COUNT_MAX.min(core.drain_count_max + 2 * core.freed.len()),
+        None if core.is_cramped => core.drain_count_max + 2 * core.freed.len(),
+        None => core.drain_count_max,
     };
     let entries = reusable(core, freed, count_max)?;
     let mut runs = Vec::with_capacity(entries.len());
