@@ -377,9 +377,9 @@ impl Txn {
 }
 
 impl TxnCore {
-    /// The store, if its disk is full and holes are to be left alone. Compactions use them, too.
+    /// The store, if its disk is full and holes are to be left alone.
     fn full_disk(&self) -> Option<Arc<Store>> {
-        (self.spares_holes && self.space.aim.is_none()).then(|| Arc::clone(&self.store))
+        self.spares_holes.then(|| Arc::clone(&self.store))
     }
 
     /// Records freed runs in the freed tree, which may in turn free nodes of that tree.
