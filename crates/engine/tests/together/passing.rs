@@ -169,13 +169,16 @@ fn any_number_of_commits_share_a_sync() {
         let first = scope.spawn(commit(0));
         is_begun.recv().unwrap();
         let mut running = vec![first];
+        // On a busy machine somebody may have waited so long that it syncs, too.
+        let mut was_passing = false;
         for page in 1..all.len() {
             running.push(scope.spawn(commit(page)));
             while leader.txg() <= txg + page as u64 {
                 std::thread::yield_now();
             }
+            was_passing |= leader.pool.state().superblock.passing;
         }
-        assert!(leader.pool.state().superblock.passing, "there was room for all of them");
+        assert!(was_passing, "there was room for all of them");
         drop(go);
         running.into_iter().for_each(|commit| commit.join().unwrap().unwrap());
     });
