@@ -329,6 +329,11 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
     let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
     let directory = match look_at(&whole, time)? {
         Some(Looked::Dead) => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
+        // Nobody but the kernel can be asked.
+        Some(Looked::Private) if is_stopped(&whole)? && !args.lazy => match args.force {
+            true => return abort(&whole).map(|()| ExitCode::SUCCESS),
+            false => return Err(silent()),
+        },
         Some(Looked::At(_) | Looked::Private) if args.force => return umount_by_force(&whole),
         Some(Looked::At(_)) if args.lazy => return umount_lazily(&whole),
         Some(Looked::At(found)) => found,
@@ -394,13 +399,16 @@ fn wait_for_end(servers: &[OwnedFd]) -> Result<ExitCode, Reason> {
 
 /// Unmounts a directory whose server answers, as always, if that does not take too long.
 fn umount_by_force(directory: &Path) -> Result<ExitCode, Reason> {
+    let device = device_of(directory)?;
     match in_another(&[], directory, FORCE_TIME)? {
         Some((code, said)) => {
             // It says why, if it has failed.
             let _ = io::stderr().write_all(&said);
             Ok(ExitCode::from(code))
         }
-        None => abort(directory).map(|()| ExitCode::SUCCESS),
+        None if device_of(directory)? == device => abort(directory).map(|()| ExitCode::SUCCESS),
+        // It is taken off the list, but the other process waits for its server.
+        None => device.map_or(Ok(()), |device| end(&device)).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -442,6 +450,12 @@ fn is_stuck(directory: &Path) -> Result<bool, Reason> {
     Ok(device.is_some_and(|device| stuck::is_stuck(&device)))
 }
 
+/// Whether a server of what is mounted on a directory is stopped.
+fn is_stopped(directory: &Path) -> Result<bool, Reason> {
+    let device = device_of(directory)?;
+    Ok(device.is_some_and(|device| stuck::is_stopped(&device)))
+}
+
 /// Removes what a dead mount has left.
 fn remove_dead(directory: &Path) -> Result<(), Reason> {
     match is_stuck(directory)? {
@@ -459,14 +473,19 @@ fn abort(directory: &Path) -> Result<(), Reason> {
     }
     // The owner of a mount may end its connection.
     let device = device_of(directory)?;
-    let device = device.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?;
-    let control = Path::new(FUSE_CONNECTIONS).join(&device).join("abort");
+    end(&device.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?)?;
+    unmount_by_helper(directory, true)
+}
+
+/// Ends a connection.
+fn end(device: &str) -> Result<(), Reason> {
+    let control = Path::new(FUSE_CONNECTIONS).join(device).join("abort");
     match fs::write(&control, "1") {
         // In a container, nobody may have mounted these files.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && stuck::end_servers(&device) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound && stuck::end_servers(device) => {}
         done => done.map_err(|error| Reason::from(error).about(&control))?,
     }
-    unmount_by_helper(directory, true)
+    Ok(())
 }
 
 /// Returns a process, to wait for its end.

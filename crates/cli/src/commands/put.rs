@@ -193,9 +193,10 @@ fn put(
         made.cannot("set properties of", address)?;
     }
     let mut summary = PutSummary::default();
-    let mut taken = Taken::of(sources, args.no_target_directory);
+    let mut taken = Taken::of(sources, args);
     for source in sources {
         let path = Path::new(source);
+        taken.next_source(path);
         let shown = text::escaped(source.as_bytes());
         // Sources are read one after the other: opening the same file twice would break SQLite's
         // locks.

@@ -161,8 +161,20 @@ fn root_removes_mounts_of_users() {
             assert!(fs::read_link(program).is_err(), "{flags:?}");
         }
     }
+    // One that is stopped is not waited for.
     home.succeeds(&["mount", "p.hpk", "m"]);
-    assert_eq!(home.shell("cat m/file"), "text\n".repeat(3));
+    home.shell("echo text >>m/file && sync m/file && echo not synced >m/new");
+    let server = home.server("m");
+    stop(server);
+    let done = hardpack().arg("umount").arg(&mount).assert().code(3);
+    let said = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(said.contains("does not answer"), "{said}");
+    hardpack().args(["umount", "--force"]).arg(&mount).assert().success();
+    assert_eq!(home.shell("ls m"), "");
+    // Forced, it may have been killed.
+    let _ = kill_process(server, Signal::CONT);
+    home.succeeds(&["mount", "p.hpk", "m"]);
+    assert_eq!(home.shell("cat m/file"), "text\n".repeat(4));
     home.succeeds(&["umount", "m"]);
     home.succeeds(&["check", "-q", "p.hpk"]);
 }

@@ -349,6 +349,18 @@ fn two_sources_of_one_name_do_not_replace_each_other() {
     succeeds(at, &["put", "-q", "x/a", "./x/../x/a", "w/a", "t.hpk"]);
     succeeds(at, &["put", "-q", "x/a", "y/e", "w/a", "y/d", "t.hpk/other/"]);
     assert_eq!(content("t.hpk/other/d/g"), "3");
+    // A log is not put beside the database of another source, nor the other way round.
+    for name in ["x/db", "y/db", "y/db-wal", "w/db-journal"] {
+        fs::write(at.join(name), name).unwrap();
+    }
+    let all = ["put", "--raw", "-q", "x/", "y/", "w/", "u.hpk"];
+    fails(at, &all, 3, &["'y/db'", "'y/db-wal'", "'w/db-journal'"]);
+    assert_eq!(succeeds(at, &["ls", "u.hpk"]), "a\nd\ndb\ne\n");
+    let all = ["put", "--raw", "-q", "w/", "y/", "v.hpk"];
+    fails(at, &all, 3, &["'y/db'"]);
+    assert_eq!(succeeds(at, &["ls", "v.hpk"]), "a\nd\ndb-journal\ne\n");
+    succeeds(at, &["put", "--raw", "-q", "y/db", "y/db-wal", "y/db", "s.hpk/both/"]);
+    assert_eq!(succeeds(at, &["ls", "s.hpk/both"]), "db\ndb-wal\n");
 }
 
 fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, content: &[u8]) {

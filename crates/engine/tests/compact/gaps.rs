@@ -148,6 +148,66 @@ fn transactions_of_all_sizes_go_on_in_short_pieces() {
     }
 }
 
+/// The first tens of thousands of gaps are too short for a record, and each process looks for one
+/// that fits.
+#[test]
+fn the_piece_that_fits_is_found_behind_many_that_do_not() {
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    bounded.tell_room();
+    let device: Arc<dyn Device> = bounded.clone();
+    let mut rng = Rng(4);
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let count = 42_000;
+    for number in 0..count {
+        let len = if number < 40_000 { 400 } else { 4096 };
+        file.write_at(&rng.noise(len), number * 4096).unwrap();
+        if number % 500 == 499 {
+            file.commit(Durability::Durable).unwrap();
+        }
+    }
+    zero(&file, &(0..count).step_by(2).collect::<Vec<_>>());
+    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
+    drop((file, pool));
+    bounded.set_len_max(bounded.len().unwrap());
+    for turn in 0..40 {
+        let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+        let file = only_file(&pool).unwrap();
+        for _ in 0..100 {
+            // One of those that are as long.
+            let number = 40_001 + 2 * rng.below(1000);
+            file.write_at(&rng.noise(4096), number * 4096).unwrap();
+        }
+        let done = file.commit(Durability::Durable);
+        assert!(done.is_ok(), "{turn}: {done:?}");
+    }
+    let pool = Pool::open(bounded, options(DIRTY_LEN_MAX)).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// A transaction that is written ahead and does not fit keeps nothing of the disk when it is given
+/// up, though removing all of it at once would take more than there is.
+#[test]
+fn what_was_written_ahead_is_given_back() {
+    let mut rng = Rng(6);
+    let bounded = scattered(&mut rng, 60_000);
+    let pool = Pool::open(bounded, options(DIRTY_LEN_MAX)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let used = |pool: &Pool| pool.compact_estimate().unwrap().used_bytes;
+    let before = used(&pool);
+    for turn in 0..3 {
+        let bytes = rng.noise(4096);
+        let mut numbers = (0..60_000).filter(|number| number % 8 != 0);
+        let done = numbers.try_for_each(|number| file.write_at(&bytes[..2400], number * 4096));
+        let done = done.and_then(|()| file.commit(Durability::Durable));
+        assert!(done.is_err(), "{turn}: it fits");
+        file.discard();
+        let after = used(&pool);
+        assert!(after < before + 2 * MIB, "{turn}: {before} bytes, then {after}");
+    }
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
 /// A limit on the length of the file is no lack of space: holes below it are used.
 #[test]
 fn holes_are_used_below_a_limit_on_the_length() {

@@ -25,6 +25,11 @@ pub fn is_stuck(connection: &str) -> bool {
     !dead.is_empty() && living.is_empty()
 }
 
+/// Whether a server of a connection is stopped, by a signal or a debugger.
+pub fn is_stopped(connection: &str) -> bool {
+    servers(connection).any(|path| has_state(&path, "tT"))
+}
+
 /// Kills the servers of a connection. Returns whether there are any, and all of them may be killed.
 pub fn end_servers(connection: &str) -> bool {
     let mut found = servers(connection).peekable();
@@ -55,9 +60,15 @@ fn servers(connection: &str) -> impl Iterator<Item = PathBuf> {
 
 /// Whether the first thread of a process has ended.
 fn is_dead(process: &Path) -> bool {
-    let stat = fs::read_to_string(process.join("stat"));
+    has_state(process, "Z")
+}
+
+/// Whether a process has one of these states, which the kernel names by letters.
+fn has_state(process: &Path, states: &str) -> bool {
+    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
     // The name in parentheses may be anything.
-    stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    state.is_some_and(|state| states.contains(state))
 }
 
 /// The threads that a process has left.

@@ -7,22 +7,35 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hardpack_engine::FileId;
+
+use super::walk::SIDECARS;
+use crate::args::PutArgs;
 
 /// A directory of the pool, and a name in it.
 type Name = (FileId, Box<[u8]>);
 
 /// The names that a command has stored so far, each with its source.
 #[derive(Default)]
-pub struct Taken(Option<HashMap<Name, Source>>);
+pub struct Taken {
+    /// `None` if no two sources can have a name in common.
+    names: Option<HashMap<Name, Source>>,
+    /// Files of a database belong together, as they are not joined into one.
+    keeps_together: bool,
+    /// The directories of the sources that were begun, and the number of the newest one.
+    directories: Vec<PathBuf>,
+    source: usize,
+}
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Source {
     is_directory: bool,
     /// Its device and inode.
     inode: (u64, u64),
+    /// The number of the directory that it comes from, as one of the sources.
+    source: usize,
 }
 
 /// What is to become of a name.
@@ -37,29 +50,61 @@ pub enum Claim {
 
 impl Taken {
     /// Notes nothing if no two of the sources can have a name in common.
-    pub fn of(sources: &[OsString], only_contents: bool) -> Taken {
+    pub fn of(sources: &[OsString], args: &PutArgs) -> Taken {
+        let only_contents = args.no_target_directory;
         let mut names: Vec<_> =
             sources.iter().map(|source| name_of(source, only_contents)).collect();
         names.sort();
         // The contents of a directory may have any names.
         let may_meet = names.first().is_some_and(Option::is_none)
             || names.windows(2).any(|two| two[0] == two[1]);
-        Taken((sources.len() > 1 && may_meet).then(HashMap::new))
+        let names = (sources.len() > 1 && may_meet).then(HashMap::new);
+        Taken { names, keeps_together: args.raw, directories: Vec::new(), source: 0 }
+    }
+
+    /// Begins with the next source. Files that are given one by one may belong together.
+    pub fn next_source(&mut self, path: &Path) {
+        let directory = match path.is_dir() {
+            true => Some(path),
+            false => path.parent(),
+        };
+        let directory = directory.unwrap_or(path).to_owned();
+        let known = self.directories.iter().position(|known| *known == directory);
+        self.source = known.unwrap_or_else(|| {
+            self.directories.push(directory);
+            self.directories.len() - 1
+        });
+    }
+
+    /// Whether a file of the same database comes from another source.
+    fn is_apart(&self, directory: FileId, name: &[u8]) -> bool {
+        let Some(taken) = self.names.as_ref().filter(|_| self.keeps_together) else { return false };
+        let is_other = |name: Vec<u8>| {
+            let other = taken.get(&(directory, name.into()));
+            other.is_some_and(|other| !other.is_directory && other.source != self.source)
+        };
+        let database = SIDECARS.iter().find_map(|suffix| name.strip_suffix(*suffix));
+        let database = database.unwrap_or(name);
+        is_other(database.to_vec())
+            || SIDECARS.iter().any(|suffix| is_other([database, suffix].concat()))
     }
 
     /// Takes a name for a file. Directories may share one.
     pub fn claim(&mut self, directory: Option<FileId>, name: &[u8], metadata: &Metadata) -> Claim {
-        let (Some(taken), Some(directory)) = (&mut self.0, directory) else { return Claim::New };
-        let new =
-            Source { is_directory: metadata.is_dir(), inode: (metadata.dev(), metadata.ino()) };
+        let Some(directory) = directory else { return Claim::New };
+        let is_apart = !metadata.is_dir() && self.is_apart(directory, name);
+        let Some(taken) = &mut self.names else { return Claim::New };
+        let inode = (metadata.dev(), metadata.ino());
+        let new = Source { is_directory: metadata.is_dir(), inode, source: self.source };
         match taken.entry((directory, name.into())) {
+            Entry::Vacant(_) if is_apart => Claim::Refused,
             Entry::Vacant(entry) => {
                 entry.insert(new);
                 Claim::New
             }
             Entry::Occupied(entry) => match *entry.get() {
                 old if old.is_directory && new.is_directory => Claim::New,
-                old if old == new => Claim::Again,
+                old if old.inode == new.inode => Claim::Again,
                 _ => Claim::Refused,
             },
         }
@@ -67,7 +112,7 @@ impl Taken {
 
     /// Whether something has this name.
     pub fn has(&self, directory: FileId, name: &[u8]) -> bool {
-        self.0.as_ref().is_some_and(|taken| taken.contains_key(&(directory, name.into())))
+        self.names.as_ref().is_some_and(|taken| taken.contains_key(&(directory, name.into())))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::users::{Users, has_log_in_pool};
 use crate::{contents, signals, sqlite};
 
 /// The suffixes of the files that SQLite keeps next to a database.
-const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
+pub const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
 
 /// A directory being walked.
 struct Level {

@@ -34,16 +34,24 @@ pub(in crate::pool) fn remove_file_extents(
     start: u64,
     end: u64,
 ) -> Result<()> {
-    loop {
-        let extents = file_extents_in(txn, tree, file, start, end, REMOVE_COUNT)?;
-        for extent in &extents {
-            txn.remove(tree, &file_extent_key(file, extent.start))?;
-            give_up(txn, &extent.pointer, file, tree == TreeId::Patches)?;
-        }
-        if extents.len() < REMOVE_COUNT {
-            return Ok(());
-        }
+    while remove_some_file_extents(txn, tree, file, (start, end), REMOVE_COUNT)? == REMOVE_COUNT {}
+    Ok(())
+}
+
+/// Like [`remove_file_extents`], but removes so many at most. Returns how many it has removed.
+pub(in crate::pool) fn remove_some_file_extents(
+    txn: &mut Txn,
+    tree: TreeId,
+    file: FileId,
+    (start, end): (u64, u64),
+    count_max: usize,
+) -> Result<usize> {
+    let extents = file_extents_in(txn, tree, file, start, end, count_max)?;
+    for extent in &extents {
+        txn.remove(tree, &file_extent_key(file, extent.start))?;
+        give_up(txn, &extent.pointer, file, tree == TreeId::Patches)?;
     }
+    Ok(extents.len())
 }
 
 /// Subtracts an extent from the file's statistics, and frees it.

@@ -390,7 +390,12 @@ impl File {
             let mut txn = self.store.begin_with(draft.checksum, patience)?;
             check_draft(&mut txn, draft.file)?;
             Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
-            txn.commit(Durability::Visible)?;
+            match txn.commit(Durability::Visible).map(drop) {
+                Err(Error::NoSpace) => {
+                    nameless::remove_by_parts(&self.store, draft.checksum, draft.file)?;
+                }
+                removed => removed?,
+            }
             // Until this is durable, its space is not reused. Whoever holds the pool may be waiting
             // for this file.
             match draft.written_len >= bulk::LEN_MIN {

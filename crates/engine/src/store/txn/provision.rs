@@ -26,6 +26,8 @@ const DRAIN_COUNT_MIN: u64 = 256;
 pub(super) const DRAIN_COUNT_MAX: usize = 4096;
 /// The maximum number of runs of the space tree that one search examines.
 const SEARCH_COUNT_MAX: usize = 512;
+/// The maximum on a full disk, where who does not find a place is refused.
+const CRAMPED_SEARCH_COUNT_MAX: usize = 1 << 20;
 /// The maximum during compaction, where it is worth looking for a place that fits.
 const AIMED_SEARCH_COUNT_MAX: usize = 16384;
 /// The maximum number of windows kept from one commit to the next; the superblock has room for
@@ -67,9 +69,9 @@ pub(in crate::store) fn provision_if_cramped(
     if !core.is_cramped || core.space.aim.is_some() {
         return Ok(());
     }
-    let sectors = node_count * NODE_SECTORS_GUESS;
-    provision(core, space, sectors, NODE_SECTORS_GUESS)?;
-    provision(core, space, sectors, 1)
+    // Nodes have all lengths up to that.
+    let mut shortest = [NODE_SECTORS_GUESS, 7, 5, 3, 1].into_iter();
+    shortest.try_for_each(|len| provision(core, space, node_count * NODE_SECTORS_GUESS, len))
 }
 
 /// Fills the windows for this many nodes of up to `longest` bytes, of a compaction whose aim has no
@@ -111,7 +113,11 @@ fn provision_within(
     if missing == 0 || core.space.space_sectors == 0 {
         return Ok(());
     }
-    let count_max = core.space.aim.map_or(SEARCH_COUNT_MAX, |_| AIMED_SEARCH_COUNT_MAX);
+    let count_max = match core.space.aim {
+        Some(_) => AIMED_SEARCH_COUNT_MAX,
+        None if core.is_cramped => CRAMPED_SEARCH_COUNT_MAX,
+        None => SEARCH_COUNT_MAX,
+    };
     let full = core.full_disk();
     let mut chosen = Vec::new();
     let mut looked_at = 0;
