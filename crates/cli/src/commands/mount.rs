@@ -329,18 +329,10 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
     let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
     let directory = match look_at(&whole, time)? {
         Some(Looked::Dead) => return unmount(&whole, true).map(|()| ExitCode::SUCCESS),
-        // Nobody but the kernel can be asked.
-        Some(Looked::Private) if is_stopped(&whole)? && !args.lazy => match args.force {
-            true => return abort(&whole).map(|()| ExitCode::SUCCESS),
-            false => return Err(silent()),
-        },
-        Some(Looked::At(_) | Looked::Private) if args.force => return umount_by_force(&whole),
+        Some(Looked::Private) => return umount_private(&whole, args),
+        Some(Looked::At(_)) if args.force => return umount_by_force(&whole),
         Some(Looked::At(_)) if args.lazy => return umount_lazily(&whole),
         Some(Looked::At(found)) => found,
-        Some(Looked::Private) if args.lazy => {
-            return unmount(&whole, true).map(|()| ExitCode::SUCCESS);
-        }
-        Some(Looked::Private) => return umount_private(&whole),
         Some(Looked::Nothing(reason)) => return Err(Reason::new(Code::Cannot, reason)),
         // What is silent may be another file system.
         None if device_of(&whole)?.is_none() => {
@@ -380,12 +372,22 @@ fn umount_lazily(directory: &Path) -> Result<ExitCode, Reason> {
 }
 
 /// Unmounts what another user has mounted. The kernel hands on what is not written, but whether the
-/// server can write it, only its user is told.
-fn umount_private(directory: &Path) -> Result<ExitCode, Reason> {
+/// server can write it, only its user is told. Nor can the server be asked whether it answers.
+fn umount_private(directory: &Path, args: &UmountArgs) -> Result<ExitCode, Reason> {
     let device = device_of(directory)?.ok_or_else(|| Reason::new(Code::Cannot, NO_POOL))?;
-    let servers = stuck::open_servers(&device);
-    unmount(directory, false)?;
-    wait_for_end(&servers)
+    if args.lazy {
+        return unmount(directory, true).map(|()| ExitCode::SUCCESS);
+    }
+    match (stuck::is_stopped(&device), args.force) {
+        (true, true) => abort(directory).map(|()| ExitCode::SUCCESS),
+        (true, false) => Err(silent()),
+        (false, true) => umount_by_force(directory),
+        (false, false) => {
+            let servers = stuck::open_servers(&device);
+            unmount(directory, false)?;
+            wait_for_end(&servers)
+        }
+    }
 }
 
 /// Waits for servers whose mount was removed: until then, they may have the pool open.
@@ -448,12 +450,6 @@ fn silent() -> Reason {
 fn is_stuck(directory: &Path) -> Result<bool, Reason> {
     let device = device_of(directory)?;
     Ok(device.is_some_and(|device| stuck::is_stuck(&device)))
-}
-
-/// Whether a server of what is mounted on a directory is stopped.
-fn is_stopped(directory: &Path) -> Result<bool, Reason> {
-    let device = device_of(directory)?;
-    Ok(device.is_some_and(|device| stuck::is_stopped(&device)))
 }
 
 /// Removes what a dead mount has left.

@@ -489,12 +489,15 @@ impl File {
 
     /// Drops all uncommitted changes and clears the mark of a failed commit.
     pub fn discard(&self) {
-        let Pending { draft, .. } = {
-            let mut pending = self.pending();
-            self.dirty.store(false, Ordering::Release);
-            std::mem::take(&mut *pending)
-        };
+        let draft = self.take_back(&mut self.pending());
         self.remove_draft(draft);
+    }
+
+    /// Drops all uncommitted changes. Returns their draft, which is left to be removed once others
+    /// may go on.
+    fn take_back(&self, pending: &mut Pending) -> Option<Draft> {
+        self.dirty.store(false, Ordering::Release);
+        std::mem::take(pending).draft
     }
 
     /// Like [`File::discard`], after a commit that failed, by whomever: the next changes may be the
@@ -507,12 +510,12 @@ impl File {
     /// Clears the mark of a failed commit if all changes since then write back what is committed.
     /// Returns whether it did; then there are no changes any more.
     pub fn clear_if_taken_back(&self) -> Result<bool> {
-        let is_taken_back = {
-            let pending = self.pending();
-            pending.failed && self.is_same(&pending)?
-        };
+        let mut pending = self.pending();
+        let is_taken_back = pending.failed && self.is_same(&pending)?;
         if is_taken_back {
-            self.discard();
+            let draft = self.take_back(&mut pending);
+            drop(pending);
+            self.remove_draft(draft);
         }
         Ok(is_taken_back)
     }

@@ -89,27 +89,36 @@ fn many_short_runs_wait_to_be_reusable() {
     }
 }
 
-/// Makes a pool of so many short records, of which every second one, drawn at random, is removed,
-/// and fills its disk.
-fn scattered(rng: &mut Rng, count: u64) -> Arc<BoundedDevice> {
+/// Makes a pool of records with these lengths, removes some of them, and fills its disk.
+fn full_disk(
+    rng: &mut Rng,
+    count: u64,
+    len_of: impl Fn(u64) -> usize,
+    mut is_removed: impl FnMut(&mut Rng, u64) -> bool,
+) -> Arc<BoundedDevice> {
     let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
     bounded.tell_room();
     let device: Arc<dyn Device> = bounded.clone();
     let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
     let file = only_file(&pool).unwrap();
     for number in 0..count {
-        file.write_at(&rng.noise(2500), number * 4096).unwrap();
+        file.write_at(&rng.noise(len_of(number)), number * 4096).unwrap();
         if number % 500 == 499 {
             file.commit(Durability::Durable).unwrap();
         }
     }
-    let removed: Vec<u64> = (0..count).filter(|_| rng.below(2) == 0).collect();
+    let removed: Vec<u64> = (0..count).filter(|number| is_removed(rng, *number)).collect();
     zero(&file, &removed);
     // Until all of it is reusable.
     (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
     drop((file, pool));
     bounded.set_len_max(bounded.len().unwrap());
     bounded
+}
+
+/// Makes a pool of so many short records, of which every second one, drawn at random, is removed.
+fn scattered(rng: &mut Rng, count: u64) -> Arc<BoundedDevice> {
+    full_disk(rng, count, |_| 2500, |rng, _| rng.below(2) == 0)
 }
 
 /// Half of a pool on a full disk is free, in short pieces. Transactions of any size that fits go
@@ -152,24 +161,9 @@ fn transactions_of_all_sizes_go_on_in_short_pieces() {
 /// that fits.
 #[test]
 fn the_piece_that_fits_is_found_behind_many_that_do_not() {
-    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
-    bounded.tell_room();
-    let device: Arc<dyn Device> = bounded.clone();
     let mut rng = Rng(4);
-    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
-    let file = only_file(&pool).unwrap();
-    let count = 42_000;
-    for number in 0..count {
-        let len = if number < 40_000 { 400 } else { 4096 };
-        file.write_at(&rng.noise(len), number * 4096).unwrap();
-        if number % 500 == 499 {
-            file.commit(Durability::Durable).unwrap();
-        }
-    }
-    zero(&file, &(0..count).step_by(2).collect::<Vec<_>>());
-    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
-    drop((file, pool));
-    bounded.set_len_max(bounded.len().unwrap());
+    let len_of = |number| if number < 40_000 { 400 } else { 4096 };
+    let bounded = full_disk(&mut rng, 42_000, len_of, |_, number| number.is_multiple_of(2));
     for turn in 0..40 {
         let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
         let file = only_file(&pool).unwrap();
@@ -208,20 +202,27 @@ fn what_was_written_ahead_is_given_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// A limit on the length of the file is no lack of space: holes below it are used.
-#[test]
-fn holes_are_used_below_a_limit_on_the_length() {
+/// Makes a pool of 40 MiB on a file system that tells its blocks.
+fn on_blocks(rng: &mut Rng) -> (Arc<SimDevice>, Blocks, Pool) {
     let device = SimDevice::new(Vec::new());
     let blocks = Blocks::default();
     device.set_fault(Some(Box::new(blocks.clone())));
     let handle: Arc<dyn Device> = device.handle();
     let pool = create(&handle, &[], DIRTY_LEN_MAX);
     let file = only_file(&pool).unwrap();
-    let mut rng = Rng(1);
     for part in 0..40 {
         file.write_at(&rng.noise(MIB as usize), part * MIB).unwrap();
         file.commit(Durability::Durable).unwrap();
     }
+    (device, blocks, pool)
+}
+
+/// A limit on the length of the file is no lack of space: holes below it are used.
+#[test]
+fn holes_are_used_below_a_limit_on_the_length() {
+    let mut rng = Rng(1);
+    let (device, blocks, pool) = on_blocks(&mut rng);
+    let file = only_file(&pool).unwrap();
     for part in 2..38 {
         file.write_at(&vec![0; MIB as usize], part * MIB).unwrap();
     }
@@ -247,17 +248,8 @@ fn holes_are_used_below_a_limit_on_the_length() {
 /// The next free space to be used is a hole, and others have taken the blocks that it had.
 #[test]
 fn free_space_that_is_a_hole_is_left_alone() {
-    let device = SimDevice::new(Vec::new());
-    let blocks = Blocks::default();
-    device.set_fault(Some(Box::new(blocks.clone())));
-    let handle: Arc<dyn Device> = device.handle();
-    let pool = create(&handle, &[], DIRTY_LEN_MAX);
+    let (device, blocks, pool) = on_blocks(&mut Rng(1));
     let file = only_file(&pool).unwrap();
-    let mut rng = Rng(1);
-    for part in 0..40 {
-        file.write_at(&rng.noise(MIB as usize), part * MIB).unwrap();
-        file.commit(Durability::Durable).unwrap();
-    }
     // Gaps that are too short to be made holes, then one that is not.
     let zeros = vec![0; MIB as usize];
     for gap in 0..80 {

@@ -18,14 +18,13 @@ use crate::args::PutArgs;
 type Name = (FileId, Box<[u8]>);
 
 /// The names that a command has stored so far, each with its source.
-#[derive(Default)]
 pub struct Taken {
     /// `None` if no two sources can have a name in common.
     names: Option<HashMap<Name, Source>>,
-    /// Files of a database belong together, as they are not joined into one.
-    keeps_together: bool,
-    /// The directories of the sources that were begun, and the number of the newest one.
-    directories: Vec<PathBuf>,
+    /// If files of a database belong together, as they are not joined into one: the directories of
+    /// the sources that were begun, with their numbers.
+    directories: Option<HashMap<PathBuf, usize>>,
+    /// The number of the one that was begun last.
     source: usize,
 }
 
@@ -59,26 +58,24 @@ impl Taken {
         let may_meet = names.first().is_some_and(Option::is_none)
             || names.windows(2).any(|two| two[0] == two[1]);
         let names = (sources.len() > 1 && may_meet).then(HashMap::new);
-        Taken { names, keeps_together: args.raw, directories: Vec::new(), source: 0 }
+        let directories = (args.raw && names.is_some()).then(HashMap::new);
+        Taken { names, directories, source: 0 }
     }
 
     /// Begins with the next source. Files that are given one by one may belong together.
     pub fn next_source(&mut self, path: &Path) {
+        let Some(directories) = &mut self.directories else { return };
         let directory = match path.is_dir() {
             true => Some(path),
             false => path.parent(),
         };
-        let directory = directory.unwrap_or(path).to_owned();
-        let known = self.directories.iter().position(|known| *known == directory);
-        self.source = known.unwrap_or_else(|| {
-            self.directories.push(directory);
-            self.directories.len() - 1
-        });
+        let next = directories.len();
+        self.source = *directories.entry(directory.unwrap_or(path).into()).or_insert(next);
     }
 
     /// Whether a file of the same database comes from another source.
     fn is_apart(&self, directory: FileId, name: &[u8]) -> bool {
-        let Some(taken) = self.names.as_ref().filter(|_| self.keeps_together) else { return false };
+        let (Some(taken), Some(_)) = (&self.names, &self.directories) else { return false };
         let is_other = |name: Vec<u8>| {
             let other = taken.get(&(directory, name.into()));
             other.is_some_and(|other| !other.is_directory && other.source != self.source)

@@ -111,7 +111,8 @@ pub(super) struct TxnCore {
     pub(super) is_cramped: bool,
     /// Whether holes of the file are left alone, too: to write there takes space.
     pub(super) spares_holes: bool,
-    /// The maximum number of runs that the commit makes reusable, beyond those that it frees.
+    /// The maximum number of runs that the commit makes reusable; on a full disk, in addition to
+    /// twice as many as it frees.
     pub(super) drain_count_max: usize,
     /// Whether packed nodes stay as long as they are.
     pub(in crate::store) keeps_packed: bool,

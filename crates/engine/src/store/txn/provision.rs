@@ -70,8 +70,10 @@ pub(in crate::store) fn provision_if_cramped(
         return Ok(());
     }
     // Nodes have all lengths up to that.
-    let mut shortest = [NODE_SECTORS_GUESS, 7, 5, 3, 1].into_iter();
-    shortest.try_for_each(|len| provision(core, space, node_count * NODE_SECTORS_GUESS, len))
+    for shortest in [NODE_SECTORS_GUESS, 7, 5, 3, 1] {
+        provision(core, space, node_count * NODE_SECTORS_GUESS, shortest)?;
+    }
+    Ok(())
 }
 
 /// Fills the windows for this many nodes of up to `longest` bytes, of a compaction whose aim has no

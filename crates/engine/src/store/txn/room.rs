@@ -28,8 +28,8 @@ use crate::units::{Run, Sector};
 /// durable, the others make reusable what earlier ones have freed, each twice as much as the one
 /// before. What becomes reusable first has to do for the nodes that tell so.
 const ROUND_COUNT: u8 = 8;
-/// How many runs the first of them makes reusable, and all other commits while the disk is full,
-/// beyond those that replace what the commit itself frees.
+/// How many runs the first of them makes reusable, and all other commits while the disk is full, in
+/// addition to twice as many as they free.
 const FIRST_DRAIN_COUNT: usize = 32;
 /// A file system with less room than this is full, in bytes: a small commit takes up to a third.
 const ROOM_MIN: u64 = 256 << 10;
