@@ -19,7 +19,9 @@ Modes, owners, times, symbolic and hard links, fifos, sockets, device nodes, ext
 and holes are kept. A SQLite database is stored as of one moment, including its log or hot \
 journal, which are not stored themselves. Unreadable files are reported, and the rest is stored \
 (exit code 3). So are files that would replace one of another source; directories of one name are \
-joined. An interrupted command leaves the pool consistent; repeated, it continues where it stopped.
+joined. With --delete and several sources for one directory, what none of them has is removed once all \
+are stored, and nothing if one cannot be read. An interrupted command leaves the pool consistent; \
+repeated, it continues where it stopped.
 
 With --optimize, near-copies and small files at the destination are put together once everything is \
 stored, those that were there before and are in no segment yet included: in segments of 1 MiB, with the \

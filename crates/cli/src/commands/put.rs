@@ -194,7 +194,7 @@ fn put(
     }
     let mut summary = PutSummary::default();
     let mut taken = Taken::of(sources, args);
-    for source in sources {
+    for (place, source) in sources.iter().enumerate() {
         let path = Path::new(source);
         taken.next_source(path);
         let shown = text::escaped(source.as_bytes());
@@ -206,7 +206,10 @@ fn put(
             let (users, before) = (users.as_ref(), std::mem::take(&mut summary));
             let delivery = Delivery::new(args, pool, users, readers, before);
             let mut putter = Putter::new(args, pool, users, delivery, avoid, &mut taken);
-            let done = putter.put(path, &target, sources.len() == 1);
+            let mut done = putter.put(path, &target, sources.len() == 1);
+            if place + 1 == sources.len() {
+                done = done.and_then(|()| putter.remove_absent());
+            }
             summary = putter.delivery.finish(done)?;
             Ok::<(), Reason>(())
         });

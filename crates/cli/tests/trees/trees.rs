@@ -306,6 +306,53 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join(&odd))), "good\n");
 }
 
+/// With --delete, what one source lacks another may have: it stays as it was all the time, and what
+/// none has is removed, also in directories that are joined. If a source cannot be read, nobody
+/// knows, and nothing is.
+#[test]
+fn only_what_no_source_has_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for path in ["x/a", "x/both/1", "y/b", "y/both/2", "y/own/3", "old/c", "old/both/4"] {
+        let path = at.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "content").unwrap();
+    }
+    let put = |sources: &[&str]| {
+        json_of(
+            hardpack()
+                .current_dir(at)
+                .args(["put", "-q", "--json", "--delete"])
+                .args(sources)
+                .arg("p.hpk"),
+        )
+    };
+    assert_eq!(put(&["x/", "y/", "old/"])["files"], 7);
+    let inode = |path: &str| succeeds(at, &["ls", "--json", path]);
+    let before = ["p.hpk/b", "p.hpk/both/2", "p.hpk/own"].map(inode);
+
+    // The same names, as of a third source that is missing.
+    let missing = ["put", "-q", "--delete", "x/", "y/", "gone/", "p.hpk"];
+    let said = fails(at, &missing, 3, &["'gone/'", "skipped 'x/c': not removed"]);
+    assert!(said.contains("skipped 'x/both/4': not removed"), "{said}");
+    assert_eq!(put(&["x/", "y/", "old/"])["removed"], 0);
+
+    let dry = json_of(
+        hardpack().current_dir(at).args(["put", "-nq", "--json", "--delete", "x/", "y/", "p.hpk"]),
+    );
+    let done = put(&["x/", "y/"]);
+    for what in ["files", "unchanged", "removed"] {
+        assert_eq!(dry[what], done[what], "{what}: {dry} and {done}");
+    }
+    assert_eq!([&done["files"], &done["unchanged"], &done["removed"]], [0, 5, 2], "{done}");
+    assert_eq!(["p.hpk/b", "p.hpk/both/2", "p.hpk/own"].map(inode), before);
+    assert_eq!(succeeds(at, &["ls", "p.hpk"]), "a\nb\nboth\nown\n");
+    assert_eq!(succeeds(at, &["ls", "p.hpk/both"]), "1\n2\n");
+    // The same source twice, and one that is within another.
+    assert_eq!(put(&["x/", "x/"])["removed"], 3);
+    assert_eq!(succeeds(at, &["ls", "p.hpk"]), "a\nboth\n");
+}
+
 /// Of two sources with one name, one would replace the other: it is refused and named. Directories
 /// are joined. What was put once may be given again, under any of its names.
 #[test]

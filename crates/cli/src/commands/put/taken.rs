@@ -1,8 +1,9 @@
 //! What earlier sources of the same command were stored as. Of two files with one name, neither may
-//! be lost in silence.
+//! be lost in silence. With --delete, what one source lacks another may have: only when all of them
+//! are stored is it known what none has.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -10,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hardpack_engine::FileId;
+use hardpack_engine::pool::DirEntry;
 
 use super::walk::SIDECARS;
 use crate::args::PutArgs;
@@ -26,6 +28,19 @@ pub struct Taken {
     directories: Option<HashMap<PathBuf, usize>>,
     /// The number of the one that was begun last.
     source: usize,
+    /// If names are removed that no source has.
+    absent: Option<Absent>,
+}
+
+/// What is removed in the end, unless another source has it.
+#[derive(Default)]
+struct Absent {
+    /// All names that the sources have, stored or not.
+    seen: HashSet<Name>,
+    /// Entries of the pool that a source lacks, with the paths at which it would have them.
+    lacking: BTreeMap<Name, (PathBuf, DirEntry)>,
+    /// A source could not be read. Nobody knows what it has.
+    is_unknown: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -59,7 +74,45 @@ impl Taken {
             || names.windows(2).any(|two| two[0] == two[1]);
         let names = (sources.len() > 1 && may_meet).then(HashMap::new);
         let directories = (args.raw && names.is_some()).then(HashMap::new);
-        Taken { names, directories, source: 0 }
+        let absent = (args.delete && names.is_some()).then(Absent::default);
+        Taken { names, directories, source: 0, absent }
+    }
+
+    /// Notes that a source has this name, whatever becomes of it.
+    pub fn see(&mut self, directory: Option<FileId>, name: &[u8]) {
+        if let (Some(absent), Some(directory)) = (&mut self.absent, directory) {
+            absent.seen.insert((directory, name.into()));
+        }
+    }
+
+    /// Notes that a source, or a directory in it, could not be read.
+    pub fn miss(&mut self) {
+        if let Some(absent) = &mut self.absent {
+            absent.is_unknown = true;
+        }
+    }
+
+    /// Keeps an entry that a source lacks until all sources were seen. Gives it back if there is
+    /// nothing to wait for.
+    pub fn keep(
+        &mut self,
+        directory: FileId,
+        path: PathBuf,
+        entry: DirEntry,
+    ) -> Option<(PathBuf, DirEntry)> {
+        let Some(absent) = &mut self.absent else { return Some((path, entry)) };
+        let name = (directory, entry.name.as_slice().into());
+        absent.lacking.entry(name).or_insert((path, entry));
+        None
+    }
+
+    /// Returns the entries kept that no source has, each with its directory, and whether that is
+    /// certain.
+    pub fn absent(&mut self) -> (Vec<(FileId, PathBuf, DirEntry)>, bool) {
+        let Absent { seen, lacking, is_unknown } = self.absent.take().unwrap_or_default();
+        let absent = lacking.into_iter().filter(|(name, _)| !seen.contains(name));
+        let absent = absent.map(|((directory, _), (path, entry))| (directory, path, entry));
+        (absent.collect(), !is_unknown)
     }
 
     /// Begins with the next source. Files that are given one by one may belong together.
@@ -105,11 +158,6 @@ impl Taken {
                 _ => Claim::Refused,
             },
         }
-    }
-
-    /// Whether something has this name.
-    pub fn has(&self, directory: FileId, name: &[u8]) -> bool {
-        self.names.as_ref().is_some_and(|taken| taken.contains_key(&(directory, name.into())))
     }
 }
 

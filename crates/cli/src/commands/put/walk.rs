@@ -71,7 +71,7 @@ impl<'p> Putter<'p> {
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
             Err(error) => {
-                self.delivery.failed(path, &error.into());
+                self.unread(path, &error.into());
                 return Ok(());
             }
         };
@@ -103,6 +103,12 @@ impl<'p> Putter<'p> {
         self.one(path, name, &into, old, &siblings)
     }
 
+    /// Reports a source that cannot be read, or what is in one, and might be a directory.
+    fn unread(&mut self, path: &Path, error: &Reason) {
+        self.taken.miss();
+        self.delivery.failed(path, error);
+    }
+
     /// Sets the metadata of an existing directory.
     fn describe(
         &mut self,
@@ -124,7 +130,7 @@ impl<'p> Putter<'p> {
         let names = match names_in(path) {
             Ok(names) => names,
             Err(error) => {
-                self.delivery.failed(path, &error.into());
+                self.unread(path, &error.into());
                 return Ok(());
             }
         };
@@ -155,10 +161,24 @@ impl<'p> Putter<'p> {
             return Ok(());
         };
         for (entry, _) in gone.drain(..) {
-            if self.taken.has(directory, &entry.name) {
+            let path = path.join(OsStr::from_bytes(&entry.name));
+            if let Some((path, entry)) = self.taken.keep(directory, path, entry) {
+                self.delivery.tell("remove", &path)?;
+                self.remove(&path, directory, &entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what none of the sources has, behind the last of them.
+    pub fn remove_absent(&mut self) -> Result<(), Reason> {
+        let (absent, is_certain) = self.taken.absent();
+        for (directory, path, entry) in absent {
+            signals::check()?;
+            if !is_certain {
+                self.delivery.left_out(&path, "not removed, as a source could not be read");
                 continue;
             }
-            let path = path.join(OsStr::from_bytes(&entry.name));
             self.delivery.tell("remove", &path)?;
             self.remove(&path, directory, &entry)?;
         }
@@ -203,10 +223,11 @@ impl<'p> Putter<'p> {
         old: Option<Old>,
         siblings: &[OsString],
     ) -> Result<(), Reason> {
+        self.taken.see(into.directory, name);
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
             Err(error) => {
-                self.delivery.failed(path, &error.into());
+                self.unread(path, &error.into());
                 return Ok(());
             }
         };
@@ -275,14 +296,14 @@ impl<'p> Putter<'p> {
         let depth = into.depth + 1;
         if depth >= DEPTH_MAX {
             let text = format!("directories can be at most {DEPTH_MAX} deep");
-            self.delivery.failed(path, &Reason::new(Code::Cannot, text));
+            self.unread(path, &Reason::new(Code::Cannot, text));
             return Ok(());
         }
         let attributes = attributes_of(metadata, Kind::Directory);
         let xattrs = match xattrs_of(path) {
             Ok(xattrs) => xattrs,
             Err(error) => {
-                self.delivery.failed(path, &error.into());
+                self.unread(path, &error.into());
                 return Ok(());
             }
         };
