@@ -9,6 +9,7 @@ mod gone;
 mod group;
 mod model;
 mod namespace;
+mod outdated;
 mod overwritten;
 mod parts;
 mod places;

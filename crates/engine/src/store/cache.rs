@@ -1,12 +1,15 @@
 //! Bounded caches of extents that were read, verified and decompressed.
 //!
 //! Both caches are keyed by the identity of an extent, which never changes once written. So no
-//! entry can be stale, and none is ever invalidated: unreferenced entries age out.
+//! entry can be stale, and none has to be invalidated. What a commit of this process has given up
+//! is removed all the same, after a while: a process that writes much would fill its caches with
+//! what nobody will ask for. What others have given up ages out.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::hash::Hash;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
@@ -14,6 +17,7 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use super::format::node::Node;
 use super::format::pointer::ExtentKey;
 use super::format::trees::TreeId;
+use super::window::WINDOW_LEN;
 use crate::error::Error;
 
 /// The share of tree nodes in the whole, as a divisor: every read needs them first.
@@ -28,6 +32,12 @@ const NODE_SHARD_MIN_BYTES: u64 = 1 << 20;
 const SHARD_COUNT_MAX: usize = 64;
 /// The minimum capacity: enough for the nodes of a few paths and a few records.
 const CAPACITY_MIN_BYTES: u64 = 1 << 20;
+
+/// The share of what was given up and stays, as a divisor. Who reads a state before the newest asks
+/// for what the last commits have given up.
+const OUTDATED_SHARE: u64 = 128;
+/// The most that one commit can give up and name; more of it ages out.
+const OUTDATED_COUNT_MAX: usize = 1 << 16;
 
 type NodeKey = (u64, TreeId, ExtentKey);
 type DataKey = (u64, ExtentKey, Part);
@@ -50,10 +60,52 @@ pub(super) enum Part {
     SpanStarts,
 }
 
+/// An extent that the newest state no longer refers to.
+#[derive(Clone, Copy, Debug)]
+enum Outdated {
+    Node(TreeId, ExtentKey),
+    Data(ExtentKey),
+}
+
+impl Outdated {
+    fn len(&self) -> u64 {
+        let (Outdated::Node(_, key) | Outdated::Data(key)) = self;
+        u64::from(key.extent_len)
+    }
+}
+
+/// What a transaction gives up.
+#[derive(Default, Debug)]
+pub(super) struct GivenUp(Vec<Outdated>);
+
+impl GivenUp {
+    pub(super) fn node(&mut self, tree: TreeId, key: ExtentKey) {
+        self.note(Outdated::Node(tree, key));
+    }
+
+    pub(super) fn data(&mut self, key: ExtentKey) {
+        self.note(Outdated::Data(key));
+    }
+
+    fn note(&mut self, one: Outdated) {
+        if self.0.len() < OUTDATED_COUNT_MAX {
+            self.0.push(one);
+        }
+    }
+}
+
+/// What was given up and may still be in the caches, the oldest first, with its pools.
+#[derive(Default)]
+struct Leaving {
+    queue: VecDeque<(u64, Outdated)>,
+    len: u64,
+}
+
 /// Caches that all pools of a process can share.
 pub struct Caches {
     nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
     data: Cache<DataKey, Bytes, DataWeighter>,
+    leaving: Mutex<Leaving>,
     capacity_bytes: u64,
     next_pool: AtomicU64,
 }
@@ -67,6 +119,7 @@ impl Caches {
         Arc::new(Caches {
             nodes: sharded(nodes, (nodes / 4096) as usize, NODE_SHARD_MIN_BYTES, NodeWeighter),
             data: sharded(data, (data / 65536) as usize, SHARD_MIN_BYTES, DataWeighter),
+            leaving: Mutex::default(),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
@@ -127,6 +180,36 @@ impl Caches {
 
     pub(super) fn put_data(&self, pool: u64, key: ExtentKey, part: Part, bytes: Bytes) {
         self.data.insert((pool, key, part), bytes);
+    }
+
+    /// Takes note of what a commit has given up, and removes what others gave up long before.
+    pub(super) fn leave(&self, pool: u64, given_up: GivenUp) {
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        for one in given_up.0 {
+            leaving.len += one.len();
+            leaving.queue.push_back((pool, one));
+        }
+        while leaving.len > self.capacity_bytes / OUTDATED_SHARE
+            && let Some((pool, oldest)) = leaving.queue.pop_front()
+        {
+            leaving.len -= oldest.len();
+            self.remove(pool, oldest);
+        }
+    }
+
+    /// Removes what is known to be in the caches for the longest: nodes and records. Pages stored
+    /// apart and spans of inflated extents are small, and age out.
+    fn remove(&self, pool: u64, outdated: Outdated) {
+        match outdated {
+            Outdated::Node(tree, key) => drop(self.nodes.remove(&(pool, tree, key))),
+            Outdated::Data(key) => {
+                let windows = (key.extent_len as usize).div_ceil(WINDOW_LEN) as u32;
+                let parts = [Part::Whole, Part::Form].into_iter();
+                for part in parts.chain((0..windows).map(Part::Window)) {
+                    self.data.remove(&(pool, key, part));
+                }
+            }
+        }
     }
 }
 

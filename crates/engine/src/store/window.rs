@@ -24,7 +24,7 @@ use crate::codec::{self, Form};
 use crate::error::{Error, Result};
 
 /// The length of a window, in bytes: four pages of most databases.
-const WINDOW_LEN: usize = 16 << 10;
+pub(super) const WINDOW_LEN: usize = 16 << 10;
 /// Only the front of an extent is decompressed if that saves at least one part in this many.
 const FRONT_PART: usize = 4;
 /// The limit of the score of a [`Reuse`] in either direction.

@@ -216,11 +216,13 @@ impl Txn {
     }
 
     /// Drops one reference to an extent and frees it with the last. `birth` is that of the pointer.
-    pub(in crate::store) fn drop_reference(&mut self, run: Run, birth: Txg) -> Result<()> {
+    /// Returns whether it was the last.
+    pub(in crate::store) fn drop_reference(&mut self, run: Run, birth: Txg) -> Result<bool> {
         match self.refs(run.start)? {
-            None => self.free_extent(run, birth),
+            None => self.free_extent(run, birth)?,
             Some(refs) if refs.count > 1 => {
-                self.set_refs(run.start, &Refs { count: refs.count - 1, ..refs })
+                self.set_refs(run.start, &Refs { count: refs.count - 1, ..refs })?;
+                return Ok(false);
             }
             Some(refs) => {
                 if refs.whole.is_some() {
@@ -230,8 +232,9 @@ impl Txn {
                 }
                 let old = self.remove(TreeId::Refs, &space_key(run.start))?;
                 self.note_refs(old.as_deref(), None);
-                self.free_extent(run, refs.birth)
+                self.free_extent(run, refs.birth)?;
             }
         }
+        Ok(true)
     }
 }

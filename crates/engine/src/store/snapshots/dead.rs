@@ -81,7 +81,7 @@ impl Txn {
 
     fn drop_references(&mut self, dead: &Dead) -> Result<()> {
         if dead.count == 1 {
-            return self.drop_reference(dead.run, dead.birth);
+            return self.drop_reference(dead.run, dead.birth).map(drop);
         }
         let start = dead.run.start;
         let begin = Location::Byte(start.0 << self.core.ashift());
@@ -100,7 +100,7 @@ impl Txn {
             return self.set_refs(start, &Refs { count: refs.count - dead.count, ..refs });
         }
         self.set_refs(start, &Refs { count: 1, ..refs })?;
-        self.drop_reference(dead.run, dead.birth)
+        self.drop_reference(dead.run, dead.birth).map(drop)
     }
 }
 

@@ -182,6 +182,7 @@ impl Txn {
             }
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
+            store.caches.leave(store.cache_id, std::mem::take(&mut self.core.given_up));
             store.note_len(state.superblock.end.0 << self.core.ashift());
         }
         Ok(())

@@ -68,7 +68,12 @@ impl Txn {
         if self.is_held(pointer.birth, owner)? {
             return self.bury(run, pointer.birth, owner);
         }
-        self.drop_reference(run, pointer.birth)
+        if self.drop_reference(run, pointer.birth)?
+            && let Some(key) = pointer.extent_key()
+        {
+            self.core.given_up.data(key);
+        }
+        Ok(())
     }
 
     /// Frees an extent that nothing refers to any more. `birth` is that of its bytes.

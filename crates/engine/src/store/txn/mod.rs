@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::cache::GivenUp;
 use super::extent::{Encoding, no_node_extent};
 use super::format::checksum::ChecksumKind;
 use super::format::node::{NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
@@ -89,6 +90,8 @@ pub(super) struct TxnCore {
     pub(super) out: WriteBuffer,
     /// Committed extents that this transaction no longer reaches.
     pub(super) freed: Vec<Run>,
+    /// What of it may be in the caches.
+    pub(super) given_up: GivenUp,
     /// The extents that snapshots hold.
     pub(super) holds: Holds,
     /// Tree nodes that only snapshots reach from this transaction on, with their births.
@@ -149,6 +152,7 @@ impl Txn {
             space: Space::new(superblock, store.ashift(), store.rotor()),
             out: WriteBuffer::default(),
             freed: Vec::new(),
+            given_up: GivenUp::default(),
             holds: Holds::default(),
             dead_nodes: Vec::new(),
             shared_len: 0,
@@ -432,6 +436,9 @@ impl NodeSink for TxnCore {
             self.dead_nodes.push((run, pointer.birth));
         } else {
             self.free_run(run, pointer.birth);
+            if let Some(key) = pointer.extent_key() {
+                self.given_up.node(tree, key);
+            }
         }
     }
 

@@ -1,0 +1,47 @@
+//! What a process has replaced does not stay in its caches until they are full of it.
+
+use std::sync::Arc;
+
+use crate::device::{Device, MemoryDevice};
+use crate::pool::{Options, Pool, Property};
+use crate::store::Durability;
+use crate::test_common::{Rng, create_options, only_file, read_all};
+
+const RECORD_LEN: u64 = 64 << 10;
+const RECORDS: u64 = 32;
+const CACHE_BYTES: u64 = 64 << 20;
+
+#[test]
+fn caches_hold_what_is_there_and_little_of_what_was() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let create = create_options(9, &[(Property::RecordSize, "64K")]);
+    let options = Options::new(CACHE_BYTES);
+    let pool = Pool::create(device, &create, options.clone()).unwrap();
+    let file = only_file(&pool).unwrap();
+    let mut expected = vec![0; (RECORDS * RECORD_LEN) as usize];
+    let mut write = |record: u64, seed| {
+        let bytes = Rng(seed).noise(RECORD_LEN as usize);
+        let at = record * RECORD_LEN;
+        expected[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        file.write_at(&bytes, at).unwrap();
+        file.commit(Durability::Visible).unwrap();
+    };
+    for record in 0..RECORDS {
+        write(record, record);
+    }
+    let live = options.caches.used_bytes();
+    // Thirty times what is there: without an end, this alone would fill the caches.
+    for round in 1..30 {
+        for record in 0..RECORDS {
+            write(record, 1000 * round + record);
+            // Most records are in the cache because somebody has read them.
+            let mut byte = [0];
+            file.read_at(&mut byte, record * RECORD_LEN).unwrap();
+        }
+    }
+    let used = options.caches.used_bytes();
+    let at_most = 2 * live + CACHE_BYTES / 64 + (2 << 20);
+    assert!(used < at_most, "{used} bytes are used, {live} at first");
+    assert!(used >= RECORDS * RECORD_LEN, "{used} bytes are used");
+    assert!(read_all(&file).unwrap() == expected);
+}
