@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Measures one writer and many readers of one database, beside stock SQLite.
+"""Measures writers and readers of one database, beside stock SQLite.
 
-usage: readers.py [--readers N,N...] [--seconds S] [--rounds N] [--rows N] [--kind KIND]... [--work DIR] [--lib PATH]
-                  [--json]
+usage: readers.py [--writers N,N...] [--readers N,N...] [--seconds S] [--rounds N] [--rows N] [--kind KIND]...
+                  [--work DIR] [--lib PATH] [--json]
 
-The writer inserts one row after another, each in a transaction with synchronous=FULL. Each reader is a process that
-looks up one random row after another, each in a transaction. The database is a plain file in WAL mode, a plain file
-with a rollback journal, or a pool with a rollback journal and either value of `concurrency`. The kinds alternate, each
-for --seconds, --rounds times. Prints the median over the rounds: writes and reads a second, their 99th percentiles in
-milliseconds, and the rates as multiples of those of stock SQLite in WAL mode.
+Each writer is a process that inserts one row after another, each in a transaction with synchronous=FULL. Each reader is
+a process that looks up one random row after another, each in a transaction. All of them have a busy timeout of 60 s.
+The database is a plain file in WAL mode, a plain file with a rollback journal, a pool in WAL mode, or a pool with a
+rollback journal and either value of `concurrency`. The kinds alternate, each for --seconds, --rounds times. Prints the
+median over the rounds: writes and reads a second of all processes together, the rates as multiples of those of stock
+SQLite in WAL mode, the slowest transaction of all in milliseconds, and what the process that did least did, as a share
+of what the one that did most did.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -32,14 +35,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KINDS = {
     "plain WAL": ("WAL", ""),
     "plain DELETE": ("DELETE", ""),
+    "pool WAL": ("WAL", "?vfs=hardpack"),
     "pool snapshot": ("DELETE", "?vfs=hardpack&hardpack_concurrency=snapshot"),
     "pool sqlite": ("DELETE", "?vfs=hardpack&hardpack_concurrency=sqlite"),
 }
-RATES = ("writes", "reads")
 
 
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--writers", default="1")
     parser.add_argument("--readers", default="1,4,16")
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=5)
@@ -81,10 +85,10 @@ def work(job):
         samples.append(time.perf_counter() - began)
     samples.sort()
     count = len(samples)
-    json.dump({"count": count, "p99": samples[count * 99 // 100] if samples else None}, sys.stdout)
+    json.dump({"count": count, "p99": samples[count * 99 // 100], "slowest": samples[-1]}, sys.stdout)
 
 
-def measure(kind, count, args, directory):
+def measure(kind, counts, args, directory):
     """One round of one kind, in a new database."""
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
@@ -95,26 +99,32 @@ def measure(kind, count, args, directory):
     db.executemany("INSERT INTO t(body) VALUES(?)", (("row %d %s" % (n, "x" * 100),) for n in range(args.rows)))
     db.execute("COMMIT")
     db.close()
+    (writer_count, reader_count), count = counts, sum(counts)
     begin = time.time() + 0.5 + 0.05 * count
     job.update(begin=begin, end=begin + args.seconds)
     command = [sys.executable, os.path.abspath(__file__), "--worker"]
     running = [
-        subprocess.Popen(command + [json.dumps(dict(job, seed=n, reads=n > 0))], stdout=subprocess.PIPE)
-        for n in range(count + 1)
+        subprocess.Popen(command + [json.dumps(dict(job, seed=n, reads=n >= writer_count))], stdout=subprocess.PIPE)
+        for n in range(count)
     ]
     results = [json.loads(process.communicate()[0]) for process in running]
     if any(process.returncode for process in running):
         raise SystemExit("a process has failed")
-    writer, readers = results[0], results[1:]
+    writers, readers = results[:writer_count], results[writer_count:]
+    written = sum(writer["count"] for writer in writers)
     with contextlib.closing(connect(job)) as db:
         found = db.execute("SELECT count(*) FROM t").fetchone()[0]
-    if found != args.rows + writer["count"]:
-        raise SystemExit("%d rows were written, %d were found" % (args.rows + writer["count"], found))
+    if found != args.rows + written:
+        raise SystemExit("%d rows were written, %d were found" % (args.rows + written, found))
     return {
-        "writes": writer["count"] / args.seconds,
-        "reads": sum(reader["count"] for reader in readers) / args.seconds,
-        "write_p99_ms": 1e3 * (writer["p99"] or args.seconds),
-        "read_p99_ms": 1e3 * max(reader["p99"] or args.seconds for reader in readers),
+        name + "_" + what: figure
+        for name, done in (("write", writers), ("read", readers)) if done
+        for what, figure in (
+            ("rate", sum(one["count"] for one in done) / args.seconds),
+            ("p99_ms", 1e3 * max(one["p99"] for one in done)),
+            ("slowest_ms", 1e3 * max(one["slowest"] for one in done)),
+            ("least", min(one["count"] for one in done) / max(one["count"] for one in done)),
+        )
     }
 
 
@@ -127,19 +137,20 @@ def main(argv):
     directory = tempfile.mkdtemp(prefix="hardpack-readers-", dir=args.work)
     all_figures = []
     try:
-        for count in map(int, args.readers.split(",")):
+        numbers = [[int(number) for number in text.split(",")] for text in (args.writers, args.readers)]
+        for counts in itertools.product(*numbers):
             rounds = {kind: [] for kind in kinds}
             for _ in range(args.rounds):
                 for kind in kinds:
-                    rounds[kind].append(measure(kind, count, args, os.path.join(directory, "db")))
+                    rounds[kind].append(measure(kind, counts, args, os.path.join(directory, "db")))
             for kind in kinds:
                 figures = {name: statistics.median(one[name] for one in rounds[kind]) for name in rounds[kind][0]}
-                for rate in RATES:
-                    ratios = [own[rate] / wal[rate] for own, wal in zip(rounds[kind], rounds["plain WAL"])]
-                    figures[rate + "_ratio"] = statistics.median(ratios)
-                    figures[rate + "_spread"] = [min(one[rate] for one in rounds[kind]),
-                                                 max(one[rate] for one in rounds[kind])]
-                all_figures.append(dict(figures, kind=kind, readers=count))
+                for name in [name for name in figures if name.endswith("_rate")]:
+                    ratios = [own[name] / wal[name] for own, wal in zip(rounds[kind], rounds["plain WAL"])]
+                    figures[name + "_ratio"] = statistics.median(ratios)
+                    figures[name + "_spread"] = [min(one[name] for one in rounds[kind]),
+                                                 max(one[name] for one in rounds[kind])]
+                all_figures.append(dict(figures, kind=kind, writers=counts[0], readers=counts[1]))
                 if not args.json:
                     report(all_figures[-1], header=len(all_figures) == 1)
     finally:
@@ -150,13 +161,16 @@ def main(argv):
 
 def report(figures, header):
     if header:
-        print("readers kind            writes  (lowest-highest)  x WAL    p99   reads    (lowest-highest)  x WAL    p99")
-    columns = []
-    for rate, p99 in (("writes", "write_p99_ms"), ("reads", "read_p99_ms")):
-        spread = "(%.0f-%.0f)" % tuple(figures[rate + "_spread"])
-        columns.append((figures[rate], spread, figures[rate + "_ratio"], figures[p99]))
-    print("%7d %-13s %8.0f %17s %6.2f %6.2f %8.0f %19s %6.2f %6.2f" % (
-        figures["readers"], figures["kind"], *columns[0], *columns[1]), flush=True)
+        columns = "  a second   (lowest-highest) x WAL slowest least"
+        print("writers readers kind         ", "writes" + columns, " reads" + columns)
+    line = "%7d %7d %-13s" % (figures["writers"], figures["readers"], figures["kind"])
+    for name in ("write", "read"):
+        if name + "_rate" in figures:
+            spread = "(%.0f-%.0f)" % tuple(figures[name + "_rate_spread"])
+            line += "%17.0f %18s %5.2f %7.1f %5.2f" % (
+                figures[name + "_rate"], spread, figures[name + "_rate_ratio"], figures[name + "_slowest_ms"],
+                figures[name + "_least"])
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

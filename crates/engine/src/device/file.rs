@@ -333,6 +333,10 @@ impl Device for FileDevice {
         self.wakeup.pause(&self.file, awaited, at_most)
     }
 
+    fn wake(&self, awaited: Awaited) -> bool {
+        self.wakeup.wake(awaited)
+    }
+
     fn pins(&self) -> Option<&Pins> {
         Some(&self.pins)
     }

@@ -34,6 +34,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::system;
+use crate::units::FileId;
 
 #[doc(hidden)]
 pub use cache_file::{CacheFile, cache_path_in_memory};
@@ -52,6 +53,10 @@ pub enum Awaited {
     SyncTurn,
     /// That somebody commits. Nobody wakes who waits for that.
     Turn,
+    /// The lock of the one who may change a file, which is not the pool's.
+    FileWriter(FileId),
+    /// That a file may be read, whose users exclude readers while they change it.
+    FileReaders(FileId),
 }
 
 /// A flat, persistent array of bytes with one advisory lock for the pool's writer.
@@ -118,6 +123,11 @@ pub trait Device: Send + Sync + Debug {
             system::sleep(at_most);
         }
         at_most
+    }
+    /// Ends the pauses of other users who wait for this: of one, if only one can have it. Returns
+    /// whether there were any.
+    fn wake(&self, _awaited: Awaited) -> bool {
+        false
     }
     /// The pinned states, counted for all stores that use this device. Without it each store counts
     /// its own.

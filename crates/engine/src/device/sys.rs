@@ -286,13 +286,13 @@ impl SharedPage {
         done == 0 || !failed(io::Error::last_os_error())
     }
 
-    /// Wakes up to `count` of those who wait at a word.
-    pub(super) fn wake(&self, word: usize, count: i32) {
+    /// Wakes up to `count` of those who wait at a word. Returns whether there were any.
+    pub(super) fn wake(&self, word: usize, count: i32) -> bool {
         if !self.is_here() {
-            return;
+            return false;
         }
         // SAFETY: the kernel checks the address.
-        unsafe { libc::syscall(libc::SYS_futex, self.address(word), libc::FUTEX_WAKE, count) };
+        unsafe { libc::syscall(libc::SYS_futex, self.address(word), libc::FUTEX_WAKE, count) > 0 }
     }
 
     fn is_here(&self) -> bool {

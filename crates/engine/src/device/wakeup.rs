@@ -45,17 +45,19 @@ impl Wakeup {
     }
 
     /// Ends the pauses of those who wait for this: of one, if only one can have it.
-    pub(super) fn wake(&self, awaited: Awaited) {
-        if let Some(page) = &self.0 {
-            let count = match awaited {
-                Awaited::Writer => 1,
-                // Most of those who wait find what they wanted done.
-                Awaited::SyncTurn | Awaited::Turn => i32::MAX,
-            };
-            page.wake(word(awaited), count);
-        }
+    /// Returns whether there were any.
+    pub(super) fn wake(&self, awaited: Awaited) -> bool {
+        let count = match awaited {
+            Awaited::Writer | Awaited::FileWriter(_) => 1,
+            // Most of those who wait find what they wanted done.
+            Awaited::SyncTurn | Awaited::Turn | Awaited::FileReaders(_) => i32::MAX,
+        };
+        self.0.as_ref().is_some_and(|page| page.wake(word(awaited), count))
     }
 }
+
+/// How many files have words of their own. Those that share one are woken for each other.
+const FILE_WORDS: u64 = 500;
 
 /// The word of the page that stands for what is awaited.
 fn word(awaited: Awaited) -> usize {
@@ -63,5 +65,7 @@ fn word(awaited: Awaited) -> usize {
         Awaited::Writer => 0,
         Awaited::SyncTurn => 1,
         Awaited::Turn => 2,
+        Awaited::FileWriter(file) => 3 + 2 * (file.0 % FILE_WORDS) as usize,
+        Awaited::FileReaders(file) => 4 + 2 * (file.0 % FILE_WORDS) as usize,
     }
 }

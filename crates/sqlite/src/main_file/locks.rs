@@ -43,6 +43,14 @@ pub(super) enum Locks {
 impl MainFile {
     /// Implements xLock.
     pub fn lock(&mut self, level: c_int) -> c_int {
+        match level == SQLITE_LOCK_SHARED && self.lock == SQLITE_LOCK_NONE {
+            true => self.share_waiting(),
+            false => self.lock_at_once(level),
+        }
+    }
+
+    /// Takes a lock; the shared one without waiting.
+    pub(super) fn lock_at_once(&mut self, level: c_int) -> c_int {
         let was_unlocked = self.lock == SQLITE_LOCK_NONE;
         if was_unlocked && let Err(code) = self.adopt_if_made() {
             return code;
@@ -179,15 +187,19 @@ impl MainFile {
         if level < SQLITE_LOCK_SHARED {
             self.unpin();
         }
+        let was_writing = self.lock >= SQLITE_LOCK_RESERVED && level < SQLITE_LOCK_RESERVED;
         let code = self.give_lock(level);
         if code == SQLITE_OK {
             self.lock = self.lock.min(level);
+        }
+        if was_writing {
+            self.end_turn();
         }
         code
     }
 
     /// Takes a lock: the host's, unless a light one will do.
-    pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
+    pub(super) fn try_lock(&mut self, level: c_int) -> c_int {
         if level == SQLITE_LOCK_SHARED && self.lock == SQLITE_LOCK_NONE && self.lock_lightly() {
             return SQLITE_OK;
         }

@@ -58,6 +58,7 @@ mod reading;
 mod shared_memory;
 mod turns;
 mod unmade;
+mod waits;
 mod writing;
 
 use std::cell::OnceCell;
@@ -87,6 +88,7 @@ use locks::Locks;
 pub use open::{NewDatabases, POOL_SUFFIX, set_new_databases};
 use pinning::Pinning;
 use unmade::Unmade;
+use waits::Waits;
 
 /// An open main database file.
 #[derive(Debug)]
@@ -155,6 +157,7 @@ pub struct MainFile {
     /// Says which connection is about to commit.
     writer: Option<WriterUse>,
     busy: BusyHandler,
+    waits: Waits,
     /// Where SQLite stores the connection that uses the file; NULL if SQLite does not tell.
     connection: *const *const c_void,
     /// Counts the file among those of its connection.

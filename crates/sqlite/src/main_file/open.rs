@@ -16,6 +16,7 @@ use super::checkpoint::Begun;
 use super::light::Light;
 use super::locks::Locks;
 use super::pinning::Pinning;
+use super::waits::Waits;
 use super::{Backing, Checkpoint, MainFile};
 use crate::absent::Reader;
 use crate::api;
@@ -152,6 +153,7 @@ impl MainFile {
             published: false,
             synced: false,
             busy: BusyHandler::default(),
+            waits: Waits::default(),
             connection: std::ptr::null(),
             connection_use: None,
             has_read_only_medium: OnceCell::new(),

@@ -88,7 +88,14 @@ impl MainFile {
             self.finish();
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
+        let is_of_readers = flags & SQLITE_SHM_SHARED != 0;
+        if is_of_readers && flags & SQLITE_SHM_LOCK != 0 {
+            self.outlast_writer(|this| !this.is_log_free());
+        }
         let code = self.host_file.shm_lock(offset, count, flags);
+        if code == SQLITE_BUSY && !is_of_readers && offset == SHM_WRITE_SLOT {
+            self.note_refused(true);
+        }
         if code != SQLITE_OK
             || flags & SQLITE_SHM_EXCLUSIVE == 0
             || !(offset..offset + count).contains(&SHM_WRITE_SLOT)
@@ -107,7 +114,21 @@ impl MainFile {
             return code;
         }
         self.has_log_lock = is_taken;
+        match is_taken {
+            true => self.begin_turn(),
+            false => self.end_turn(),
+        }
         code
+    }
+
+    /// Whether nobody writes to the log.
+    fn is_log_free(&self) -> bool {
+        let take = |what| self.host_file.shm_lock(SHM_WRITE_SLOT, 1, what | SQLITE_SHM_EXCLUSIVE);
+        let is_free = take(SQLITE_SHM_LOCK) == SQLITE_OK;
+        if is_free {
+            take(SQLITE_SHM_UNLOCK);
+        }
+        is_free
     }
 
     /// Implements xShmBarrier. After it, SQLite checks how far the log has been copied back, and

@@ -1,0 +1,198 @@
+//! Waits for SQLite's locks, before SQLite is told that somebody has one.
+//!
+//! SQLite's busy handler sleeps, for 1 ms at first and then for up to 100 ms, and tries again. One
+//! connection that commits again and again leaves its lock for some microseconds in between. So
+//! those who sleep hardly ever find it free, and starve for seconds. Here they wait where whoever
+//! gives the lock back wakes them, and SQLite sleeps only where that takes long:
+//!
+//! * A reader waits for those who commit with no lock of its own.
+//! * A writer that meets another one shares the database already, and would keep that one from
+//!   committing; and what it has read, from a log too, would be outdated afterwards. So SQLite is
+//!   told, gives its lock back, sleeps and begins again. Then the connection waits, before it
+//!   shares the database.
+//! * A writer that waits for readers to leave keeps new ones out. It looks again and again; for
+//!   readers to wake it, each of them would have to call the system at its end.
+//! * A connection that commits again and again wakes others once in a while ([`TURN`]), and then lets
+//!   them go first. In between it goes on: where processors are short, to let go others after each
+//!   commit costs most of what all could do.
+//!
+//! All waits are short, and SQLite asks the busy handler after each of them as it does after each
+//! attempt. So how often and for how long it tries is up to the handler as ever. A connection
+//! without a handler waits for [`WAIT_FIRST`].
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hardpack_engine::FileId;
+use hardpack_engine::device::{Awaited, Device};
+
+use super::{Backing, MainFile};
+use crate::ffi::*;
+use crate::system::{self, Stopwatch};
+
+/// How long to wait when SQLite tries for the first time: for a commit or two. Perhaps nobody tries
+/// again.
+const WAIT_FIRST: Duration = Duration::from_millis(2);
+/// How long to wait when SQLite tries again. Its handler sleeps for longer in between.
+const WAIT_AGAIN: Duration = Duration::from_millis(20);
+/// Whoever was told that a lock is taken, and tries once more within this time, tries again.
+const MEMORY: Duration = Duration::from_secs(1);
+/// The pauses between two looks: the first, and the longest. Who gives the lock back ends them.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// For how long one connection commits again and again while others wait.
+const TURN: Duration = Duration::from_millis(10);
+/// Commits with less in between are one turn.
+const TURN_GAP: Duration = Duration::from_millis(1);
+/// How long to let go those who were woken. They need about half of that to take their locks.
+const COURTESY: Duration = Duration::from_micros(60);
+
+/// What a connection remembers of locks that others had.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// When SQLite was last told that a lock is taken.
+    refused: Option<Stopwatch>,
+    /// The lock was the writer's, and SQLite has not begun again since.
+    wants_to_write: bool,
+    turn: Option<Turn>,
+}
+
+/// Commits of one connection, one after the other.
+#[derive(Debug)]
+struct Turn {
+    began: Stopwatch,
+    /// When its last commit ended, if one has.
+    ended: Option<Stopwatch>,
+}
+
+impl Waits {
+    fn limit(&self) -> Duration {
+        match self.refused {
+            Some(refused) if refused.elapsed() < MEMORY => WAIT_AGAIN,
+            _ => WAIT_FIRST,
+        }
+    }
+}
+
+impl MainFile {
+    /// Takes the shared lock, and waits a little for it if need be.
+    pub(super) fn share_waiting(&mut self) -> c_int {
+        self.outlast_writer(|this| {
+            let mut is_reserved = 0;
+            let code = this.check_reserved_lock(&mut is_reserved);
+            code == SQLITE_OK && is_reserved != 0
+        });
+        let readers = |file| Some(Awaited::FileReaders(file));
+        let code = self.try_waiting(readers, |this| this.lock_at_once(SQLITE_LOCK_SHARED));
+        if code == SQLITE_BUSY {
+            self.note_refused(false);
+        }
+        code
+    }
+
+    /// Takes a lock of writers. Waits a little for an exclusive one if need be.
+    pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
+        let code = match level {
+            SQLITE_LOCK_EXCLUSIVE => self.try_waiting(|_| None, |this| this.try_lock(level)),
+            _ => self.try_lock(level),
+        };
+        match (code, level) {
+            (SQLITE_BUSY, SQLITE_LOCK_RESERVED..) => {
+                self.note_refused(level == SQLITE_LOCK_RESERVED);
+            }
+            (SQLITE_OK, SQLITE_LOCK_RESERVED) => self.begin_turn(),
+            _ => {}
+        }
+        code
+    }
+
+    /// Tries again and again for a while, with pauses that an awaited event ends.
+    fn try_waiting(
+        &mut self,
+        awaited: impl Fn(FileId) -> Option<Awaited>,
+        mut attempt: impl FnMut(&mut MainFile) -> c_int,
+    ) -> c_int {
+        let mut code = attempt(self);
+        if code == SQLITE_BUSY {
+            self.pause_while(awaited, |this| {
+                code = attempt(this);
+                code == SQLITE_BUSY
+            });
+        }
+        code
+    }
+
+    /// Takes note that SQLite is told that somebody has a lock.
+    pub(super) fn note_refused(&mut self, is_writers: bool) {
+        self.waits.refused = Some(Stopwatch::start());
+        self.waits.wants_to_write = is_writers;
+    }
+
+    /// Takes note that the connection has a lock of writers.
+    pub(super) fn begin_turn(&mut self) {
+        let goes_on = |turn: &Turn| turn.ended.is_none_or(|ended| ended.elapsed() < TURN_GAP);
+        if !self.waits.turn.as_ref().is_some_and(goes_on) {
+            self.waits.turn = Some(Turn { began: Stopwatch::start(), ended: None });
+        }
+    }
+
+    /// Waits for the writer that was in the way, if SQLite begins anew.
+    pub(super) fn outlast_writer(&mut self, is_taken: impl FnMut(&mut MainFile) -> bool) {
+        if std::mem::take(&mut self.waits.wants_to_write) {
+            self.pause_while(|file| Some(Awaited::FileWriter(file)), is_taken);
+        }
+    }
+
+    /// Pauses as long as something is taken, for a while.
+    fn pause_while(
+        &mut self,
+        awaited: impl Fn(FileId) -> Option<Awaited>,
+        mut is_taken: impl FnMut(&mut MainFile) -> bool,
+    ) {
+        let Some((file, device)) = self.where_to_wait() else { return };
+        let (mut left, mut next) = (self.waits.limit(), PAUSE_MIN);
+        while is_taken(self) && !left.is_zero() {
+            let pause = left.min(next);
+            let paused = match awaited(file) {
+                Some(awaited) => device.pause(awaited, pause),
+                None => {
+                    system::sleep(pause);
+                    pause
+                }
+            };
+            left = left.saturating_sub(paused);
+            next = (next * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Takes note that locks of writers were given back, and wakes those who wait for them, if it is
+    /// their turn.
+    pub(super) fn end_turn(&mut self) {
+        let Some(turn) = &mut self.waits.turn else { return };
+        let is_first = turn.ended.replace(Stopwatch::start()).is_none();
+        let is_over = turn.began.elapsed() >= TURN;
+        if !is_first && !is_over {
+            return;
+        }
+        let Some((file, device)) = self.where_to_wait() else { return };
+        let are_readers = device.wake(Awaited::FileReaders(file));
+        let is_writer = device.wake(Awaited::FileWriter(file));
+        if is_over {
+            self.waits.turn = None;
+            if are_readers || is_writer {
+                system::sleep(COURTESY);
+            }
+        }
+    }
+
+    /// The file of a pool whose users wait for each other, and its device.
+    fn where_to_wait(&self) -> Option<(FileId, Arc<dyn Device>)> {
+        match (&self.file, &self.backing) {
+            (Some(file), Backing::Pool(pool, _)) => {
+                Some((file.id(), Arc::clone(pool.pool().store().device())))
+            }
+            _ => None,
+        }
+    }
+}
