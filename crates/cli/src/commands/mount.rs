@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
-use self::listed::device_of;
+use self::listed::{device_of, is_anywhere};
 use self::look::{Looked, look_at, tell_look, without_links};
 use self::marks::{FileLeases, OpenMarks};
 use crate::args::{MountArgs, UmountArgs};
@@ -346,10 +346,11 @@ fn umount_and_wait(args: &UmountArgs) -> Result<ExitCode, Reason> {
         None => return Err(silent()),
     };
     let server = server_number(&directory).and_then(open_process);
+    let device = device_of(&directory)?;
     // Errors of writing are told here, while there is somebody to be told.
     let synced = File::open(&directory)?.sync_all();
     unmount(&directory, false)?;
-    let ended = wait_for_end(server.as_slice());
+    let ended = wait_for_end(server.as_slice(), device.as_deref());
     // Staying mounted would bring back nothing of what could not be written.
     synced.map_err(|error| lost(Reason::from(error)))?;
     ended
@@ -385,13 +386,17 @@ fn umount_private(directory: &Path, args: &UmountArgs) -> Result<ExitCode, Reaso
         (false, false) => {
             let servers = stuck::open_servers(&device);
             unmount(directory, false)?;
-            wait_for_end(&servers)
+            wait_for_end(&servers, Some(&device))
         }
     }
 }
 
 /// Waits for servers whose mount was removed: until then, they may have the pool open.
-fn wait_for_end(servers: &[OwnedFd]) -> Result<ExitCode, Reason> {
+fn wait_for_end(servers: &[OwnedFd], device: Option<&str>) -> Result<ExitCode, Reason> {
+    // Another directory shows the same mount, so its server goes on.
+    if device.is_some_and(is_anywhere) {
+        return Ok(ExitCode::SUCCESS);
+    }
     let has_ended = |server: &OwnedFd| sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true);
     match servers.iter().all(has_ended) {
         true => Ok(ExitCode::SUCCESS),
@@ -409,6 +414,8 @@ fn umount_by_force(directory: &Path) -> Result<ExitCode, Reason> {
             Ok(ExitCode::from(code))
         }
         None if device_of(directory)? == device => abort(directory).map(|()| ExitCode::SUCCESS),
+        // What is left of the mount on another directory stays.
+        None if device.as_deref().is_some_and(is_anywhere) => Ok(ExitCode::SUCCESS),
         // It is taken off the list, but the other process waits for its server.
         None => device.map_or(Ok(()), |device| end(&device)).map(|()| ExitCode::SUCCESS),
     }

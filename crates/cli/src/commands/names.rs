@@ -194,14 +194,29 @@ fn remove(args: &RmArgs, address: &Address, may_be_missing: bool) -> Result<(), 
     let users = Users::of(&address.pool)?;
     if entry.kind != Kind::Directory {
         hold_last_name(&users, pool, &entry)?;
-        with_reason(pool, |edit| {
+        let refused = Passage::default();
+        let unlink = |edit: &mut Edit<'_>, keeps: bool| {
             is_still(edit, &users, parent, &name, Some(&entry))?;
             // Another name of the database may still be used.
             if edit.attributes(entry.file)?.link_count <= 1 {
                 users.clear_companions(pool, edit, (parent, &name))?;
             }
-            Ok(edit.unlink(parent, &name)?)
-        })?;
+            match keeps {
+                true => drop(edit.unlink_open(parent, &name)?),
+                false => edit.unlink(parent, &name)?,
+            }
+            Ok(())
+        };
+        let mut done = pool.edit(now_ns(), |edit| refused.pass(unlink(edit, false)));
+        // On a full disk, to note all that becomes free may take more than there is. Then it loses
+        // its name first, and what it holds part by part.
+        if matches!(done, Err(Error::NoSpace)) {
+            done = pool.edit(now_ns(), |edit| refused.pass(unlink(edit, true)));
+            if done.is_ok() {
+                let _ = pool.remove_leftovers();
+            }
+        }
+        done.map_err(|error| refused.reason(error))?;
         users.finish(pool)?;
         return Ok(pool.close()?);
     }

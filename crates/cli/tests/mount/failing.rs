@@ -194,6 +194,30 @@ fn a_server_that_is_stopped_can_be_left() {
     mount.check();
 }
 
+/// A mount is shown by a second directory. To take it away from there leaves it where it was, and
+/// waits for no server.
+#[test]
+fn what_is_bound_to_another_directory_stays_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"f");
+    let second = tempfile::tempdir().unwrap();
+    for flags in [&[][..], &["--lazy"], &["--force"]] {
+        let bound =
+            Command::new("mount").arg("--bind").args([&mount.point, second.path()]).status();
+        assert!(bound.unwrap().success());
+        let said = stderr_of(hardpack().arg("umount").args(flags).arg(second.path()), 0);
+        assert_eq!(said, "", "{flags:?}");
+        assert_eq!(fs::read_dir(second.path()).unwrap().count(), 0, "{flags:?}");
+        write(&mount.at("g"), b"g");
+        assert_eq!(read(&mount.at("f")), b"f", "{flags:?}");
+    }
+    mount.unmount();
+    mount.check();
+}
+
 /// The disk below a mount hangs. `umount` says so and ends, and the mount can be taken away.
 #[test]
 fn a_disk_that_hangs_keeps_no_mount() {

@@ -306,6 +306,42 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join(&odd))), "good\n");
 }
 
+/// A log whose database is not beside it is a file like any other, but not beside the database of
+/// another source: SQLite would add what it holds.
+#[test]
+fn a_database_does_not_get_the_log_of_another_source() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for name in ["x", "y", "z"] {
+        fs::create_dir(at.join(name)).unwrap();
+        let path = at.join(name).join("db");
+        let db = Connection::open(&path).unwrap();
+        db.execute_batch("pragma journal_mode=wal; create table t(a); insert into t values(1)")
+            .unwrap();
+        let log = fs::read(path.with_file_name("db-wal")).unwrap();
+        drop(db);
+        if name != "x" {
+            fs::write(path.with_file_name("db-wal"), log).unwrap();
+        }
+    }
+    fs::remove_file(at.join("y/db")).unwrap();
+    let pairs = [["x/", "y/"], ["x/db", "y/"], ["x/", "y/db-wal"], ["x/db", "y/db-wal"]];
+    for (number, [database, log]) in pairs.into_iter().enumerate() {
+        for raw in [&[][..], &["--raw"]] {
+            let put = |pool: &str, sources: &[&str], refused: &str, listed: &str| {
+                let args = [&["put", "-q"], raw, sources, &[pool]].concat();
+                fails(at, &args, 3, &[refused, "another source"]);
+                assert_eq!(succeeds(at, &["ls", pool]), listed);
+            };
+            let pool = |first| format!("{first}{number}{}.hpk", raw.len());
+            put(&pool("db"), &[database, log], "'y/db-wal'", "db\n");
+            put(&pool("log"), &[log, database], "'x/db'", "db-wal\n");
+        }
+    }
+    succeeds(at, &["put", "-q", "x/", "z", "own.hpk/"]);
+    succeeds(at, &["put", "-q", "z/db", "z/db-wal", "own.hpk/other/"]);
+}
+
 /// With --delete, what one source lacks another may have: it stays as it was all the time, and what
 /// none has is removed, also in directories that are joined. If a source cannot be read, nobody
 /// knows, and nothing is.
@@ -406,7 +442,8 @@ fn two_sources_of_one_name_do_not_replace_each_other() {
     let all = ["put", "--raw", "-q", "w/", "y/", "v.hpk"];
     fails(at, &all, 3, &["'y/db'"]);
     assert_eq!(succeeds(at, &["ls", "v.hpk"]), "a\nd\ndb-journal\ne\n");
-    succeeds(at, &["put", "--raw", "-q", "y/db", "y/db-wal", "y/db", "s.hpk/both/"]);
+    // Two spellings of one directory.
+    succeeds(at, &["put", "--raw", "-q", "y/db", "./x/../y/db-wal", "y/db", "s.hpk/both/"]);
     assert_eq!(succeeds(at, &["ls", "s.hpk/both"]), "db\ndb-wal\n");
 }
 

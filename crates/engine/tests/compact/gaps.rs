@@ -202,6 +202,52 @@ fn what_was_written_ahead_is_given_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
+/// A large transaction did not fit, and its process ended. Hardly a piece of the free space is as
+/// long as a node: those that are wait to be reusable. Whoever comes next can remove what is left
+/// of it, and change something.
+#[test]
+fn what_is_left_of_a_large_transaction_locks_out_nobody() {
+    const COUNT: u64 = 200_000;
+    let mut rng = Rng(4);
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    bounded.tell_room();
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let write = |rng: &mut Rng, file: &File, number: u64| {
+        let len = 100 + rng.below(400) as usize;
+        file.write_at(&rng.noise(len), number * 4096)
+    };
+    for number in 0..COUNT {
+        write(&mut rng, &file, number).unwrap();
+        if number % 1500 == 1499 {
+            file.commit(Durability::Durable).unwrap();
+        }
+    }
+    file.commit(Durability::Durable).unwrap();
+    let removed: Vec<u64> = (0..COUNT).filter(|_| rng.below(2) == 0).collect();
+    removed.chunks(1500).for_each(|removed| zero(&file, removed));
+    // Until all of it is reusable.
+    (0..60).for_each(|time| assert!(set_attributes(&pool, time)));
+    drop((file, pool));
+    bounded.set_len_max(bounded.len().unwrap());
+
+    let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let mut numbers = (0..COUNT).filter(|number| number % 8 != 0).take(85_000);
+    assert!(numbers.any(|number| write(&mut rng, &file, number).is_err()), "it fits");
+    std::mem::forget(file);
+    drop(pool);
+    for _ in 0..2 {
+        let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+        pool.remove_nameless(&mut |_| false).unwrap();
+        (0..8).for_each(|time| assert!(set_attributes(&pool, time), "{time}"));
+    }
+    let pool = Pool::open(bounded, options(DIRTY_LEN_MAX)).unwrap();
+    assert_eq!(pool.remove_nameless(&mut |_| false).unwrap(), 0);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
 /// Makes a pool of 40 MiB on a file system that tells its blocks.
 fn on_blocks(rng: &mut Rng) -> (Arc<SimDevice>, Blocks, Pool) {
     let device = SimDevice::new(Vec::new());

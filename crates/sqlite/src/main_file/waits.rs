@@ -12,9 +12,9 @@
 //!   shares the database.
 //! * A writer that waits for readers to leave keeps new ones out. It looks again and again; for
 //!   readers to wake it, each of them would have to call the system at its end.
-//! * A connection that commits again and again wakes others once in a while ([`TURN`]), and then lets
-//!   them go first. In between it goes on: where processors are short, to let go others after each
-//!   commit costs most of what all could do.
+//! * A connection that commits again and again wakes others at first, and once in a while
+//!   ([`TURN`]), when it lets them go first. In between it goes on: where processors are short, to
+//!   let go others after each commit costs most of what all could do.
 //!
 //! All waits are short, and SQLite asks the busy handler after each of them as it does after each
 //! attempt. So how often and for how long it tries is up to the handler as ever. A connection
@@ -166,8 +166,8 @@ impl MainFile {
         }
     }
 
-    /// Takes note that locks of writers were given back, and wakes those who wait for them, if it is
-    /// their turn.
+    /// Takes note that locks of writers were given back, and wakes those who wait for them, if it
+    /// is their turn.
     pub(super) fn end_turn(&mut self) {
         let Some(turn) = &mut self.waits.turn else { return };
         let is_first = turn.ended.replace(Stopwatch::start()).is_none();

@@ -20,6 +20,16 @@ pub fn is_of_helper(directory: &Path) -> bool {
     listed(directory).is_ok_and(|found| found.is_some_and(|(kind, _)| kind == OF_HELPER))
 }
 
+/// Whether a file system is still mounted anywhere, by its minor number: another directory may show
+/// it as well.
+pub fn is_anywhere(device: &str) -> bool {
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let numbers = format!("0:{device}");
+    mounts
+        .split(|byte| *byte == b'\n')
+        .any(|line| line.split(|byte| *byte == b' ').nth(2) == Some(numbers.as_bytes()))
+}
+
 /// Returns the type and the minor number of what is mounted on a directory through FUSE.
 fn listed(directory: &Path) -> Result<Option<(Vec<u8>, String)>, Reason> {
     // Names of directories may be any bytes, also those of other mounts.

@@ -23,9 +23,9 @@ type Name = (FileId, Box<[u8]>);
 pub struct Taken {
     /// `None` if no two sources can have a name in common.
     names: Option<HashMap<Name, Source>>,
-    /// If files of a database belong together, as they are not joined into one: the directories of
-    /// the sources that were begun, with their numbers.
-    directories: Option<HashMap<PathBuf, usize>>,
+    /// The directories of the sources that were begun, by device and inode, with their numbers: a
+    /// log of one is not that of a database of another.
+    directories: HashMap<(u64, u64), usize>,
     /// The number of the one that was begun last.
     source: usize,
     /// If names are removed that no source has.
@@ -66,16 +66,16 @@ impl Taken {
     /// Notes nothing if no two of the sources can have a name in common.
     pub fn of(sources: &[OsString], args: &PutArgs) -> Taken {
         let only_contents = args.no_target_directory;
+        let names = sources.iter().map(|source| name_of(source, only_contents));
         let mut names: Vec<_> =
-            sources.iter().map(|source| name_of(source, only_contents)).collect();
+            names.map(|name| name.map(|name| database_of(name.as_bytes()))).collect();
         names.sort();
         // The contents of a directory may have any names.
         let may_meet = names.first().is_some_and(Option::is_none)
             || names.windows(2).any(|two| two[0] == two[1]);
         let names = (sources.len() > 1 && may_meet).then(HashMap::new);
-        let directories = (args.raw && names.is_some()).then(HashMap::new);
         let absent = (args.delete && names.is_some()).then(Absent::default);
-        Taken { names, directories, source: 0, absent }
+        Taken { names, directories: HashMap::new(), source: 0, absent }
     }
 
     /// Notes that a source has this name, whatever becomes of it.
@@ -117,24 +117,27 @@ impl Taken {
 
     /// Begins with the next source. Files that are given one by one may belong together.
     pub fn next_source(&mut self, path: &Path) {
-        let Some(directories) = &mut self.directories else { return };
+        if self.names.is_none() {
+            return;
+        }
         let directory = match path.is_dir() {
-            true => Some(path),
-            false => path.parent(),
+            true => path,
+            false => path.parent().filter(|above| *above != "").unwrap_or(Path::new(".")),
         };
-        let next = directories.len();
-        self.source = *directories.entry(directory.unwrap_or(path).into()).or_insert(next);
+        let Ok(metadata) = fs::metadata(directory) else { return };
+        let next = self.directories.len();
+        let inode = (metadata.dev(), metadata.ino());
+        self.source = *self.directories.entry(inode).or_insert(next);
     }
 
     /// Whether a file of the same database comes from another source.
     fn is_apart(&self, directory: FileId, name: &[u8]) -> bool {
-        let (Some(taken), Some(_)) = (&self.names, &self.directories) else { return false };
+        let Some(taken) = &self.names else { return false };
         let is_other = |name: Vec<u8>| {
             let other = taken.get(&(directory, name.into()));
             other.is_some_and(|other| !other.is_directory && other.source != self.source)
         };
-        let database = SIDECARS.iter().find_map(|suffix| name.strip_suffix(*suffix));
-        let database = database.unwrap_or(name);
+        let database = database_of(name);
         is_other(database.to_vec())
             || SIDECARS.iter().any(|suffix| is_other([database, suffix].concat()))
     }
@@ -159,6 +162,11 @@ impl Taken {
             },
         }
     }
+}
+
+/// The name of the database that a file of this name may belong to, or its own.
+fn database_of(name: &[u8]) -> &[u8] {
+    SIDECARS.iter().find_map(|suffix| name.strip_suffix(*suffix)).unwrap_or(name)
 }
 
 /// The name that a source gets, or `None` if its contents go into the destination. Of a link with a

@@ -387,10 +387,13 @@ impl File {
         let Some(draft) = draft else { return };
         let remove = || {
             let patience = Patience::Within(REMOVE_WAIT);
-            let mut txn = self.store.begin_with(draft.checksum, patience)?;
-            check_draft(&mut txn, draft.file)?;
-            Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
-            match txn.commit(Durability::Visible).map(drop) {
+            let remove_all = || {
+                let mut txn = self.store.begin_with(draft.checksum, patience)?;
+                check_draft(&mut txn, draft.file)?;
+                Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
+                txn.commit(Durability::Visible).map(drop)
+            };
+            match remove_all() {
                 Err(Error::NoSpace) => {
                     nameless::remove_by_parts(&self.store, draft.checksum, draft.file)?;
                 }

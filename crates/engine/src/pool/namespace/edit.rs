@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::change::remove_file_extents;
 use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, ROOT, Xattr};
+use crate::pool::namespace::nameless;
 use crate::pool::namespace::props::{Property, Settings};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -448,6 +449,24 @@ impl<'t> Edit<'t> {
         entries::remove_xattr(self.txn, file, name)
     }
 
+    /// Removes a name. Where `left` is given, files that lose their last one go there and stay.
+    fn drop_name(
+        &mut self,
+        parent: FileId,
+        entry: &DirEntry,
+        left: Option<&mut Vec<FileId>>,
+    ) -> Result<()> {
+        match left {
+            Some(left) if entry.kind != Kind::Directory => {
+                if self.unlink_open(parent, &entry.name)? {
+                    left.push(entry.file);
+                }
+                Ok(())
+            }
+            _ => self.unlink(parent, &entry.name),
+        }
+    }
+
     /// Removes up to `count` names below a directory, and the directory itself once it is empty.
     /// Returns whether it is gone. Asks before each name.
     fn remove_some(
@@ -456,6 +475,7 @@ impl<'t> Edit<'t> {
         top: &DirEntry,
         count: &mut usize,
         ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
+        mut left: Option<&mut Vec<FileId>>,
     ) -> Result<bool> {
         let missing = || Error::NotFound { what: "file", name: text(&top.name) };
         let entry = self.lookup(directory, &top.name)?.ok_or_else(missing)?;
@@ -479,7 +499,7 @@ impl<'t> Edit<'t> {
             match inside.iter().find(|inner| inner.kind == Kind::Directory) {
                 _ if inside.is_empty() => {
                     ask(&entry)?;
-                    self.unlink(parent, &entry.name)?;
+                    self.drop_name(parent, &entry, left.as_deref_mut())?;
                     above.pop();
                     *count -= 1;
                 }
@@ -487,7 +507,7 @@ impl<'t> Edit<'t> {
                 None => {
                     for inner in &inside {
                         ask(inner)?;
-                        self.unlink(entry.file, &inner.name)?;
+                        self.drop_name(entry.file, inner, left.as_deref_mut())?;
                     }
                     *count = count.saturating_sub(inside.len());
                 }
@@ -560,15 +580,31 @@ impl Pool {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
         let (mut removed, mut was_refused) = (0, false);
+        let (mut count_max, mut by_parts) = (REMOVE_COUNT, false);
         loop {
-            let mut count = REMOVE_COUNT;
-            let done = self.edit(now_ns, |edit| edit.remove_some(directory, top, &mut count, ask));
-            // On a full disk, who is refused has found room for those who come next.
-            if matches!(done, Err(Error::NoSpace)) && !std::mem::replace(&mut was_refused, true) {
+            let (mut count, mut left) = (count_max, Vec::new());
+            let done = self.edit(now_ns, |edit| {
+                edit.remove_some(directory, top, &mut count, ask, by_parts.then_some(&mut left))
+            });
+            // On a full disk, who is refused has found room for those who come next; but it may not
+            // have any for all that many or large files free.
+            if matches!(done, Err(Error::NoSpace)) && (!by_parts || count_max > 1) {
+                match std::mem::replace(&mut was_refused, true) {
+                    true if by_parts => count_max = (count_max / 16).max(1),
+                    true => by_parts = true,
+                    false => {}
+                }
                 continue;
             }
             let is_gone = done?;
-            removed += (REMOVE_COUNT - count) as u64;
+            removed += (count_max - count) as u64;
+            if !left.is_empty() {
+                let checksum = self.settings(ROOT)?.checksum;
+                // What cannot be removed now is removed another time.
+                let _ = left
+                    .into_iter()
+                    .try_for_each(|file| nameless::remove_by_parts(self.store(), checksum, file));
+            }
             if !progress(removed) || is_gone {
                 return Ok(());
             }

@@ -149,7 +149,7 @@ impl Txn {
             return Ok(Some(self));
         }
         self.core.drain_count_max = FIRST_DRAIN_COUNT << (ROUND_COUNT - rounds.min(ROUND_COUNT));
-        let left = match self.make_room() {
+        let left = match self.make_room(rounds == ROUND_COUNT) {
             Ok(true) => rounds - 1,
             // In vain, and not to be tried again for the same transaction.
             Ok(false) | Err(Error::NoSpace) => 0,
@@ -173,9 +173,14 @@ impl Txn {
         }
     }
 
-    /// Commits what is needed first to have more free space. Returns whether that was anything.
-    fn make_room(mut self) -> Result<bool> {
+    /// Commits what is needed first to have more free space. Returns whether that was anything. At
+    /// first, the newest state is made durable: what is reusable already may be too short for
+    /// nodes.
+    fn make_room(mut self, is_first: bool) -> Result<bool> {
         self.load_holders()?;
+        if is_first && self.core.base.durable < self.core.base.txg() {
+            return self.make_base_durable().map(|()| true);
+        }
         if has_reusable(&mut self.core, &self.trees[TreeId::Freed])? {
             self.core.changed = true;
             return self.publish().map(|()| true);
