@@ -202,40 +202,65 @@ fn what_was_written_ahead_is_given_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
+/// Makes a pool of so many records of random lengths, of which every second one, drawn at random,
+/// is removed, in transactions of some of them.
+fn worn(rng: &mut Rng, count: u64, longest: u64) -> Arc<BoundedDevice> {
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    bounded.tell_room();
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    for number in 0..count {
+        write_short(rng, &file, number, longest).unwrap();
+        if number % 1500 == 1499 {
+            file.commit(Durability::Durable).unwrap();
+        }
+    }
+    file.commit(Durability::Durable).unwrap();
+    let removed: Vec<u64> = (0..count).filter(|_| rng.below(2) == 0).collect();
+    removed.chunks(1500).for_each(|removed| zero(&file, removed));
+    // Until all of it is reusable.
+    (0..count as i64 / 4000 + 10).for_each(|time| assert!(set_attributes(&pool, time)));
+    drop((file, pool));
+    bounded.set_len_max(bounded.len().unwrap());
+    bounded
+}
+
+fn write_short(
+    rng: &mut Rng,
+    file: &File,
+    number: u64,
+    longest: u64,
+) -> hardpack_engine::Result<()> {
+    let len = 100 + rng.below(longest) as usize;
+    file.write_at(&rng.noise(len), number * 4096)
+}
+
+/// To note all at once what a large, scattered file frees takes more than there is, although half
+/// of the pool is free.
+#[test]
+fn a_large_file_can_be_removed() {
+    let bounded = worn(&mut Rng(4), 300_000, 3900);
+    let pool = Pool::open(bounded, options(DIRTY_LEN_MAX)).unwrap();
+    assert!((0..3).any(|_| remove(&pool)));
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert_eq!(pool.remove_nameless(&mut |_| false).unwrap(), 0);
+}
+
 /// A large transaction did not fit, and its process ended. Hardly a piece of the free space is as
 /// long as a node: those that are wait to be reusable. Whoever comes next can remove what is left
 /// of it, and change something.
 #[test]
 fn what_is_left_of_a_large_transaction_locks_out_nobody() {
     const COUNT: u64 = 200_000;
+    const LONGEST: u64 = 400;
     let mut rng = Rng(4);
-    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
-    bounded.tell_room();
-    let device: Arc<dyn Device> = bounded.clone();
-    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
-    let file = only_file(&pool).unwrap();
-    let write = |rng: &mut Rng, file: &File, number: u64| {
-        let len = 100 + rng.below(400) as usize;
-        file.write_at(&rng.noise(len), number * 4096)
-    };
-    for number in 0..COUNT {
-        write(&mut rng, &file, number).unwrap();
-        if number % 1500 == 1499 {
-            file.commit(Durability::Durable).unwrap();
-        }
-    }
-    file.commit(Durability::Durable).unwrap();
-    let removed: Vec<u64> = (0..COUNT).filter(|_| rng.below(2) == 0).collect();
-    removed.chunks(1500).for_each(|removed| zero(&file, removed));
-    // Until all of it is reusable.
-    (0..60).for_each(|time| assert!(set_attributes(&pool, time)));
-    drop((file, pool));
-    bounded.set_len_max(bounded.len().unwrap());
-
+    let bounded = worn(&mut rng, COUNT, LONGEST);
     let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
     let file = only_file(&pool).unwrap();
     let mut numbers = (0..COUNT).filter(|number| number % 8 != 0).take(85_000);
-    assert!(numbers.any(|number| write(&mut rng, &file, number).is_err()), "it fits");
+    let fails = |number| write_short(&mut rng, &file, number, LONGEST).is_err();
+    assert!(numbers.any(fails), "it fits");
     std::mem::forget(file);
     drop(pool);
     for _ in 0..2 {
