@@ -17,8 +17,9 @@
 //!   let go others after each commit costs most of what all could do.
 //!
 //! All waits are short, and SQLite asks the busy handler after each of them as it does after each
-//! attempt. So how often and for how long it tries is up to the handler as ever. A connection
-//! without a handler waits for [`WAIT_FIRST`].
+//! attempt. So how often it tries is up to the handler as ever. A timeout counts only what its
+//! handler sleeps; so that it is not exceeded by much, a connection that has waited in vain for a
+//! while waits as shortly as one without a handler, unless somebody wakes it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -34,8 +35,10 @@ use crate::system::{self, Stopwatch};
 /// How long to wait when SQLite tries for the first time: for a commit or two. Perhaps nobody tries
 /// again.
 const WAIT_FIRST: Duration = Duration::from_millis(2);
-/// How long to wait when SQLite tries again. Its handler sleeps for longer in between.
+/// How long to wait when SQLite tries again. Its handler sleeps for about as long in between.
 const WAIT_AGAIN: Duration = Duration::from_millis(20);
+/// How often that may be in vain: for about half a second in all.
+const VAIN_COUNT: u32 = 12;
 /// Whoever was told that a lock is taken, and tries once more within this time, tries again.
 const MEMORY: Duration = Duration::from_secs(1);
 /// The pauses between two looks: the first, and the longest. Who gives the lock back ends them.
@@ -51,8 +54,10 @@ const COURTESY: Duration = Duration::from_micros(60);
 /// What a connection remembers of locks that others had.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// When SQLite was last told that a lock is taken.
-    refused: Option<Stopwatch>,
+    /// When SQLite was last told that a lock is taken, and how often in a row.
+    refused: Option<(Stopwatch, u32)>,
+    /// Somebody has given back what the last wait was for.
+    was_woken: bool,
     /// The lock was the writer's, and SQLite has not begun again since.
     wants_to_write: bool,
     turn: Option<Turn>,
@@ -68,9 +73,18 @@ struct Turn {
 
 impl Waits {
     fn limit(&self) -> Duration {
-        match self.refused {
-            Some(refused) if refused.elapsed() < MEMORY => WAIT_AGAIN,
+        match self.refusals() {
+            1..=VAIN_COUNT => WAIT_AGAIN,
+            1.. if self.was_woken => WAIT_AGAIN,
             _ => WAIT_FIRST,
+        }
+    }
+
+    /// How often in a row SQLite was told that a lock is taken.
+    fn refusals(&self) -> u32 {
+        match self.refused {
+            Some((when, count)) if when.elapsed() < MEMORY => count,
+            _ => 0,
         }
     }
 }
@@ -125,7 +139,7 @@ impl MainFile {
 
     /// Takes note that SQLite is told that somebody has a lock.
     pub(super) fn note_refused(&mut self, is_writers: bool) {
-        self.waits.refused = Some(Stopwatch::start());
+        self.waits.refused = Some((Stopwatch::start(), self.waits.refusals() + 1));
         self.waits.wants_to_write = is_writers;
     }
 
@@ -152,6 +166,7 @@ impl MainFile {
     ) {
         let Some((file, device)) = self.where_to_wait() else { return };
         let (mut left, mut next) = (self.waits.limit(), PAUSE_MIN);
+        self.waits.was_woken = false;
         while is_taken(self) && !left.is_zero() {
             let pause = left.min(next);
             let paused = match awaited(file) {
@@ -161,6 +176,7 @@ impl MainFile {
                     pause
                 }
             };
+            self.waits.was_woken |= paused < pause;
             left = left.saturating_sub(paused);
             next = (next * 2).min(PAUSE_MAX);
         }
