@@ -172,3 +172,36 @@ fn a_writer_is_woken_by_another() {
         assert_eq!(count(&home.one), Ok(3), "{mode}");
     }
 }
+
+/// A writer that was refused within its transaction may write later in the same one. If it begins
+/// the log anew then, it shares the log again: that is no reason to look at a lock that is its own,
+/// and the look must not give it back.
+#[test]
+fn a_writer_keeps_its_lock_when_it_begins_the_log_anew() {
+    let home = Home::new("wal");
+    run(&home.one, "pragma wal_checkpoint");
+    // So that it writes to the log before it commits.
+    run(&home.other, "pragma cache_size=5; begin; select * from t");
+    run(&home.one, "begin immediate");
+    let refused = home.other.execute("insert into t values(2)", []);
+    assert_eq!(code_of(refused), Some(ErrorCode::DatabaseBusy));
+    run(&home.one, "rollback");
+    run(
+        &home.other,
+        "with recursive n(i) as (values(1) union all select i + 1 from n where i < 500) \
+         insert into t select zeroblob(900) from n",
+    );
+    let refused = home.one.execute_batch("begin immediate");
+    assert_eq!(code_of(refused), Some(ErrorCode::DatabaseBusy));
+    run(&home.other, "commit");
+    assert_eq!(count(&home.one), Ok(501));
+}
+
+/// Who closes a database with a log beside others does not wait for them to leave.
+#[test]
+fn nobody_waits_to_be_the_last() {
+    let Home { _dir, one, other } = Home::new("wal");
+    drop(other);
+    assert_eq!(PAUSES.take(), []);
+    assert_eq!(count(&one), Ok(1));
+}

@@ -89,7 +89,8 @@ impl MainFile {
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
         let is_of_readers = flags & SQLITE_SHM_SHARED != 0;
-        if is_of_readers && flags & SQLITE_SHM_LOCK != 0 {
+        // A writer that begins the log anew shares it again, with the writer's lock.
+        if is_of_readers && flags & SQLITE_SHM_LOCK != 0 && !self.has_log_lock {
             self.outlast_writer(|this| !this.is_log_free());
         }
         let code = self.host_file.shm_lock(offset, count, flags);
@@ -121,7 +122,8 @@ impl MainFile {
         code
     }
 
-    /// Whether nobody writes to the log.
+    /// Whether nobody writes to the log. Not to be asked by who does: the look takes that lock and
+    /// gives it back.
     fn is_log_free(&self) -> bool {
         let take = |what| self.host_file.shm_lock(SHM_WRITE_SLOT, 1, what | SQLITE_SHM_EXCLUSIVE);
         let is_free = take(SQLITE_SHM_LOCK) == SQLITE_OK;

@@ -35,7 +35,8 @@ use crate::system::{self, Stopwatch};
 /// How long to wait when SQLite tries for the first time: for a commit or two. Perhaps nobody tries
 /// again.
 const WAIT_FIRST: Duration = Duration::from_millis(2);
-/// How long to wait when SQLite tries again. Its handler sleeps for about as long in between.
+/// How long to wait at most when SQLite tries again: twice as long each time, up to this. SQLite's
+/// own handler sleeps for about as long in between.
 const WAIT_AGAIN: Duration = Duration::from_millis(20);
 /// How often that may be in vain: for about half a second in all.
 const VAIN_COUNT: u32 = 12;
@@ -56,8 +57,8 @@ const COURTESY: Duration = Duration::from_micros(60);
 pub(super) struct Waits {
     /// When SQLite was last told that a lock is taken, and how often in a row.
     refused: Option<(Stopwatch, u32)>,
-    /// Somebody has given back what the last wait was for.
-    was_woken: bool,
+    /// How many of these there were since somebody woke the connection.
+    in_vain: u32,
     /// The lock was the writer's, and SQLite has not begun again since.
     wants_to_write: bool,
     turn: Option<Turn>,
@@ -74,9 +75,9 @@ struct Turn {
 impl Waits {
     fn limit(&self) -> Duration {
         match self.refusals() {
-            1..=VAIN_COUNT => WAIT_AGAIN,
-            1.. if self.was_woken => WAIT_AGAIN,
-            _ => WAIT_FIRST,
+            0 => WAIT_FIRST,
+            _ if self.in_vain > VAIN_COUNT => WAIT_FIRST,
+            count => (WAIT_FIRST * (1 << (count - 1).min(8))).min(WAIT_AGAIN),
         }
     }
 
@@ -108,7 +109,11 @@ impl MainFile {
     /// Takes a lock of writers. Waits a little for an exclusive one if need be.
     pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
         let code = match level {
-            SQLITE_LOCK_EXCLUSIVE => self.try_waiting(|_| None, |this| this.try_lock(level)),
+            // Without the reserved lock, others may want the same: each that finds a journal to
+            // roll back, and each that leaves a log as it closes. None waits for others to leave.
+            SQLITE_LOCK_EXCLUSIVE if self.lock >= SQLITE_LOCK_RESERVED => {
+                self.try_waiting(|_| None, |this| this.try_lock(level))
+            }
             _ => self.try_lock(level),
         };
         match (code, level) {
@@ -139,12 +144,15 @@ impl MainFile {
 
     /// Takes note that SQLite is told that somebody has a lock.
     pub(super) fn note_refused(&mut self, is_writers: bool) {
-        self.waits.refused = Some((Stopwatch::start(), self.waits.refusals() + 1));
+        let count = self.waits.refusals() + 1;
+        self.waits.in_vain = if count == 1 { 1 } else { self.waits.in_vain + 1 };
+        self.waits.refused = Some((Stopwatch::start(), count));
         self.waits.wants_to_write = is_writers;
     }
 
     /// Takes note that the connection has a lock of writers.
     pub(super) fn begin_turn(&mut self) {
+        self.waits.wants_to_write = false;
         let goes_on = |turn: &Turn| turn.ended.is_none_or(|ended| ended.elapsed() < TURN_GAP);
         if !self.waits.turn.as_ref().is_some_and(goes_on) {
             self.waits.turn = Some(Turn { began: Stopwatch::start(), ended: None });
@@ -153,7 +161,7 @@ impl MainFile {
 
     /// Waits for the writer that was in the way, if SQLite begins anew.
     pub(super) fn outlast_writer(&mut self, is_taken: impl FnMut(&mut MainFile) -> bool) {
-        if std::mem::take(&mut self.waits.wants_to_write) {
+        if std::mem::take(&mut self.waits.wants_to_write) && self.waits.refusals() > 0 {
             self.pause_while(|file| Some(Awaited::FileWriter(file)), is_taken);
         }
     }
@@ -166,7 +174,6 @@ impl MainFile {
     ) {
         let Some((file, device)) = self.where_to_wait() else { return };
         let (mut left, mut next) = (self.waits.limit(), PAUSE_MIN);
-        self.waits.was_woken = false;
         while is_taken(self) && !left.is_zero() {
             let pause = left.min(next);
             let paused = match awaited(file) {
@@ -176,7 +183,9 @@ impl MainFile {
                     pause
                 }
             };
-            self.waits.was_woken |= paused < pause;
+            if paused < pause {
+                self.waits.in_vain = 0;
+            }
             left = left.saturating_sub(paused);
             next = (next * 2).min(PAUSE_MAX);
         }
