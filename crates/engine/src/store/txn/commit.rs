@@ -36,9 +36,7 @@ use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::{
-    drain, provision_from_freed, provision_if_cramped, provision_nodes, release_hollow,
-};
+use crate::store::txn::provision::{drain, provision_if_cramped, provision_nodes, release_hollow};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::txn::{Anchoring, Txn};
@@ -212,9 +210,7 @@ impl Txn {
             drain(core, freed_tree, space_tree)?;
             let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
             let freed = core.freed.len() as u64 / FREED_PER_NODE;
-            let count = dirty as u64 + freed + SPACE_NODES_GUESS;
-            provision_if_cramped(core, space_tree, count)?;
-            provision_from_freed(core, space_tree, freed_tree, count)?;
+            provision_if_cramped(core, space_tree, dirty as u64 + freed + SPACE_NODES_GUESS)?;
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
         let count = dirty as u64 + SPACE_NODES_GUESS;

@@ -359,10 +359,6 @@ impl Txn {
             let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             let space_tree = &mut self.trees[TreeId::Space];
             provision::provision_if_cramped(&mut self.core, space_tree, dirty)?;
-            let own = [TreeId::Space, TreeId::Freed];
-            if let Some([space_tree, freed_tree]) = self.trees.disjoint_mut(own) {
-                provision::provision_from_freed(&mut self.core, space_tree, freed_tree, dirty)?;
-            }
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
             // A packed node takes about two thirds of its payload at most, where it holds hashes.
             let longest = (self.trees[tree].longest_dirty() * 2 / 3).max(NODE_PAYLOAD_MAX);

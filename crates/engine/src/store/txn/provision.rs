@@ -19,13 +19,6 @@ use crate::units::{Run, Sector, Txg};
 
 /// The room provided for each node: its payload, header and rounding.
 pub(super) const NODE_SECTORS_GUESS: u64 = 10;
-/// The room that most nodes take, and the least with which there are any.
-const NODE_SECTORS_USUAL: u64 = 4;
-const NODE_SECTORS_SHORT: u64 = 3;
-/// How many runs of the freed tree a search for room for nodes examines, and how many of them
-/// probably are in one node.
-const FREED_SEARCH_COUNT_MAX: usize = 8192;
-const FREED_NEIGHBOURS: usize = 64;
 /// The number of entries in the freed tree that makes emptying it worthwhile.
 const DRAIN_COUNT_MIN: u64 = 256;
 /// The maximum number of runs that one commit moves, so that none is slow. On a full disk, one that
@@ -79,52 +72,6 @@ pub(in crate::store) fn provision_if_cramped(
     // Nodes have all lengths up to that.
     for shortest in [NODE_SECTORS_GUESS, 7, 5, 3, 1] {
         provision(core, space, node_count * NODE_SECTORS_GUESS, shortest)?;
-    }
-    Ok(())
-}
-
-/// On a full disk whose free pieces are too short for nodes: opens windows on runs that wait in the
-/// freed tree and may be used again. To move them to the space tree takes nodes first.
-pub(in crate::store) fn provision_from_freed(
-    core: &mut TxnCore,
-    space: &mut TxnTree,
-    freed: &mut TxnTree,
-    node_count: u64,
-) -> Result<()> {
-    if !core.is_cramped || core.space.aim.is_some() || core.set_aside.is_some() {
-        return Ok(());
-    }
-    let room: u64 = core.space.windows.iter().map(|run| run.sectors / NODE_SECTORS_USUAL).sum();
-    if room >= node_count {
-        return Ok(());
-    }
-    let entries = reusable(core, freed, FREED_SEARCH_COUNT_MAX)?;
-    let mut runs = Vec::with_capacity(entries.len());
-    for (key, value) in &entries {
-        runs.push(freed_entry(key, value)?.1);
-    }
-    let usable = |run: &Run| if run.sectors >= NODE_SECTORS_SHORT { run.sectors } else { 0 };
-    // Neighbours are in one node, which is all that changes.
-    let mut best: Vec<(u64, usize)> = runs
-        .chunks(FREED_NEIGHBOURS)
-        .enumerate()
-        .map(|(number, some)| (some.iter().map(usable).sum(), number))
-        .collect();
-    best.sort_unstable_by_key(|(sectors, _)| std::cmp::Reverse(*sectors));
-    let mut missing = (node_count - room) * NODE_SECTORS_USUAL;
-    for (sectors, number) in best {
-        if missing == 0 || sectors == 0 {
-            break;
-        }
-        missing = missing.saturating_sub(sectors);
-        let first = number * FREED_NEIGHBOURS;
-        let some = first..(first + FREED_NEIGHBOURS).min(runs.len());
-        for index in some.filter(|index| usable(&runs[*index]) > 0) {
-            freed.remove(core, &entries[index].0)?;
-            core.space.freed_count = core.space.freed_count.saturating_sub(1);
-            core.space.freed_sectors = core.space.freed_sectors.saturating_sub(runs[index].sectors);
-            open_window(core, space, runs[index], &Aim::ANYWHERE)?;
-        }
     }
     Ok(())
 }
