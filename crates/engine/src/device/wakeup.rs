@@ -44,8 +44,8 @@ impl Wakeup {
         paused.max(Duration::from_micros(1))
     }
 
-    /// Ends the pauses of those who wait for this: of one, if only one can have it.
-    /// Returns whether there were any.
+    /// Ends the pauses of those who wait for this: of one, if only one can have it. Returns whether
+    /// there were any.
     pub(super) fn wake(&self, awaited: Awaited) -> bool {
         let count = match awaited {
             Awaited::Writer | Awaited::FileWriter(_) => 1,

@@ -89,6 +89,27 @@ fn many_short_runs_wait_to_be_reusable() {
     }
 }
 
+/// Makes a pool with a file of short records, on a disk that tells its room.
+fn roomy() -> (Arc<BoundedDevice>, Pool, Arc<File>) {
+    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+    bounded.tell_room();
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    (bounded, pool, file)
+}
+
+/// Commits until all that was freed is reusable, closes the pool, and fills its disk.
+fn fill(
+    (bounded, pool, file): (Arc<BoundedDevice>, Pool, Arc<File>),
+    commits: i64,
+) -> Arc<BoundedDevice> {
+    (0..commits).for_each(|time| assert!(set_attributes(&pool, time)));
+    drop((file, pool));
+    bounded.set_len_max(bounded.len().unwrap());
+    bounded
+}
+
 /// Makes a pool of records with these lengths, removes some of them, and fills its disk.
 fn full_disk(
     rng: &mut Rng,
@@ -96,11 +117,7 @@ fn full_disk(
     len_of: impl Fn(u64) -> usize,
     mut is_removed: impl FnMut(&mut Rng, u64) -> bool,
 ) -> Arc<BoundedDevice> {
-    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
-    bounded.tell_room();
-    let device: Arc<dyn Device> = bounded.clone();
-    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
-    let file = only_file(&pool).unwrap();
+    let (bounded, pool, file) = roomy();
     for number in 0..count {
         file.write_at(&rng.noise(len_of(number)), number * 4096).unwrap();
         if number % 500 == 499 {
@@ -109,11 +126,7 @@ fn full_disk(
     }
     let removed: Vec<u64> = (0..count).filter(|number| is_removed(rng, *number)).collect();
     zero(&file, &removed);
-    // Until all of it is reusable.
-    (0..8).for_each(|time| assert!(set_attributes(&pool, time)));
-    drop((file, pool));
-    bounded.set_len_max(bounded.len().unwrap());
-    bounded
+    fill((bounded, pool, file), 8)
 }
 
 /// Makes a pool of so many short records, of which every second one, drawn at random, is removed.
@@ -205,11 +218,7 @@ fn what_was_written_ahead_is_given_back() {
 /// Makes a pool of so many records of random lengths, of which every second one, drawn at random,
 /// is removed, in transactions of some of them.
 fn worn(rng: &mut Rng, count: u64, longest: u64) -> Arc<BoundedDevice> {
-    let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
-    bounded.tell_room();
-    let device: Arc<dyn Device> = bounded.clone();
-    let pool = create(&device, &[(Property::RecordSize, "4K")], DIRTY_LEN_MAX);
-    let file = only_file(&pool).unwrap();
+    let (bounded, pool, file) = roomy();
     for number in 0..count {
         write_short(rng, &file, number, longest).unwrap();
         if number % 1500 == 1499 {
@@ -219,11 +228,7 @@ fn worn(rng: &mut Rng, count: u64, longest: u64) -> Arc<BoundedDevice> {
     file.commit(Durability::Durable).unwrap();
     let removed: Vec<u64> = (0..count).filter(|_| rng.below(2) == 0).collect();
     removed.chunks(1500).for_each(|removed| zero(&file, removed));
-    // Until all of it is reusable.
-    (0..count as i64 / 4000 + 10).for_each(|time| assert!(set_attributes(&pool, time)));
-    drop((file, pool));
-    bounded.set_len_max(bounded.len().unwrap());
-    bounded
+    fill((bounded, pool, file), count as i64 / 4000 + 10)
 }
 
 fn write_short(

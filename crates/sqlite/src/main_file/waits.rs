@@ -132,13 +132,11 @@ impl MainFile {
         awaited: impl Fn(FileId) -> Option<Awaited>,
         mut attempt: impl FnMut(&mut MainFile) -> c_int,
     ) -> c_int {
-        let mut code = attempt(self);
-        if code == SQLITE_BUSY {
-            self.pause_while(awaited, |this| {
-                code = attempt(this);
-                code == SQLITE_BUSY
-            });
-        }
+        let mut code = SQLITE_BUSY;
+        self.pause_while(awaited, |this| {
+            code = attempt(this);
+            code == SQLITE_BUSY
+        });
         code
     }
 
@@ -161,7 +159,9 @@ impl MainFile {
 
     /// Waits for the writer that was in the way, if SQLite begins anew.
     pub(super) fn outlast_writer(&mut self, is_taken: impl FnMut(&mut MainFile) -> bool) {
-        if std::mem::take(&mut self.waits.wants_to_write) && self.waits.refusals() > 0 {
+        let begins_anew =
+            std::mem::take(&mut self.waits.wants_to_write) && self.waits.refusals() > 0;
+        if begins_anew && self.where_to_wait().is_some() {
             self.pause_while(|file| Some(Awaited::FileWriter(file)), is_taken);
         }
     }
@@ -172,9 +172,12 @@ impl MainFile {
         awaited: impl Fn(FileId) -> Option<Awaited>,
         mut is_taken: impl FnMut(&mut MainFile) -> bool,
     ) {
+        if !is_taken(self) {
+            return;
+        }
         let Some((file, device)) = self.where_to_wait() else { return };
         let (mut left, mut next) = (self.waits.limit(), PAUSE_MIN);
-        while is_taken(self) && !left.is_zero() {
+        while !left.is_zero() {
             let pause = left.min(next);
             let paused = match awaited(file) {
                 Some(awaited) => device.pause(awaited, pause),
@@ -185,6 +188,9 @@ impl MainFile {
             };
             if paused < pause {
                 self.waits.in_vain = 0;
+            }
+            if !is_taken(self) {
+                return;
             }
             left = left.saturating_sub(paused);
             next = (next * 2).min(PAUSE_MAX);

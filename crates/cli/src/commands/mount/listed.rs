@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::failure::Reason;
 
+const MOUNTS: &str = "/proc/self/mountinfo";
 /// The type of mounts that `fusermount3` makes for pools.
 const OF_HELPER: &[u8] = b"fuse.hardpack";
 
@@ -23,20 +24,22 @@ pub fn is_of_helper(directory: &Path) -> bool {
 /// Whether a file system is still mounted anywhere, by its minor number: another directory may show
 /// it as well.
 pub fn is_anywhere(device: &str) -> bool {
-    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = fs::read(MOUNTS).unwrap_or_default();
     let numbers = format!("0:{device}");
-    mounts
-        .split(|byte| *byte == b'\n')
-        .any(|line| line.split(|byte| *byte == b' ').nth(2) == Some(numbers.as_bytes()))
+    last_first(&mounts).any(|fields| fields.get(2) == Some(&numbers.as_bytes()))
+}
+
+/// The fields of each mount of the list.
+fn last_first(mounts: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
+    let lines = mounts.split(|byte| *byte == b'\n').rev();
+    lines.map(|line| line.split(|byte| *byte == b' ').collect())
 }
 
 /// Returns the type and the minor number of what is mounted on a directory through FUSE.
 fn listed(directory: &Path) -> Result<Option<(Vec<u8>, String)>, Reason> {
     // Names of directories may be any bytes, also those of other mounts.
-    let mounts = fs::read("/proc/self/mountinfo")?;
+    let mounts = fs::read(MOUNTS)?;
     let wanted = escaped_as_mounts(directory);
-    let lines = mounts.split(|byte| *byte == b'\n').rev();
-    let mut all = lines.map(|line| line.split(|byte| *byte == b' ').collect::<Vec<_>>());
     let found = |fields: Vec<&[u8]>| {
         let kind = fields.iter().skip_while(|field| **field != b"-").nth(1);
         let kind = kind.filter(|kind| is_fuse(kind))?;
@@ -44,7 +47,7 @@ fn listed(directory: &Path) -> Result<Option<(Vec<u8>, String)>, Reason> {
         Some((kind.to_vec(), numbers.split(':').nth(1)?.to_string()))
     };
     // What was mounted last hides the others.
-    Ok(all.find(|fields| fields.get(4) == Some(&&wanted[..])).and_then(found))
+    Ok(last_first(&mounts).find(|fields| fields.get(4) == Some(&&wanted[..])).and_then(found))
 }
 
 /// Writes a path as the kernel's list of mounts does.
