@@ -33,6 +33,21 @@ pub unsafe fn below<'a>(file: *mut ffi::sqlite3_file) -> (&'a ffi::sqlite3_io_me
     }
 }
 
+/// Gives a file the changed methods.
+///
+/// # Safety
+///
+/// The file is open.
+unsafe fn cover(file: *mut ffi::sqlite3_file, change: Change, is_main: bool) {
+    // SAFETY: an open file has methods, and those that it gets live for ever.
+    unsafe {
+        let below = (*file).pMethods;
+        let mut changed = *below;
+        change(&mut changed, is_main);
+        (*file).pMethods = Box::into_raw(Box::new(Methods { changed, below, is_main })).cast();
+    }
+}
+
 unsafe extern "C" fn open_changed(
     vfs: *mut ffi::sqlite3_vfs,
     name: *const c_char,
@@ -47,10 +62,7 @@ unsafe extern "C" fn open_changed(
         if code == ffi::SQLITE_OK {
             let layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
             let (.., change) = layers.iter().find(|(at, ..)| *at == vfs.addr()).unwrap();
-            let below = (*file).pMethods;
-            let (mut changed, is_main) = (*below, flags & ffi::SQLITE_OPEN_MAIN_DB != 0);
-            change(&mut changed, is_main);
-            (*file).pMethods = Box::into_raw(Box::new(Methods { changed, below, is_main })).cast();
+            cover(file, *change, flags & ffi::SQLITE_OPEN_MAIN_DB != 0);
         }
         code
     }
@@ -74,4 +86,20 @@ pub fn open(name: &str, change: Change, path: &Path) -> Connection {
     }
     drop(layers);
     Connection::open(format!("file:{}?vfs={name}", path.display())).unwrap()
+}
+
+/// Runs something while methods of a connection's main database are replaced.
+pub fn during<R>(db: &Connection, change: Change, run: impl FnOnce() -> R) -> R {
+    let mut file: *mut ffi::sqlite3_file = std::ptr::null_mut();
+    let (op, main) = (ffi::SQLITE_FCNTL_FILE_POINTER, c"main".as_ptr());
+    // SAFETY: the connection is open for as long as this lasts, and so is its file.
+    unsafe {
+        let code = ffi::sqlite3_file_control(db.handle(), main, op, (&raw mut file).cast());
+        assert_eq!(code, ffi::SQLITE_OK);
+        let below = (*file).pMethods;
+        cover(file, change, true);
+        let result = run();
+        (*file).pMethods = below;
+        result
+    }
 }
