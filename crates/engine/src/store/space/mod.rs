@@ -82,6 +82,15 @@ impl Space {
         Some(start)
     }
 
+    /// Whether there are windows, but none with room for a run of `sectors`.
+    pub fn is_in_short_pieces(&self, sectors: u64) -> bool {
+        self.windows
+            .iter()
+            .map(|window| window.sectors)
+            .max()
+            .is_some_and(|longest| longest < sectors)
+    }
+
     /// Takes a run of `sectors` from a window, or behind the end.
     pub fn allocate(&mut self, sectors: u64) -> Sector {
         if let Some(start) = self.take_from_window(sectors) {
@@ -136,13 +145,25 @@ impl Space {
         }
     }
 
-    /// Takes out the smallest window if there are more than the superblock can hold.
-    pub fn excess_window(&mut self) -> Option<Run> {
+    /// Takes out the smallest window if there are more than the superblock can hold, once extents
+    /// of `sectors` together have used up the longest.
+    pub fn excess_window(&mut self, sectors: u64) -> Option<Run> {
         if self.windows.len() <= WINDOW_COUNT_MAX - 4 {
             return None;
         }
-        let smallest = (0..self.windows.len()).min_by_key(|index| self.windows[*index].sectors)?;
-        Some(self.windows.swap_remove(smallest))
+        self.windows.sort_unstable_by_key(|window| std::cmp::Reverse(window.sectors));
+        let mut missing = sectors;
+        let used_up = self.windows.iter().position(|window| {
+            missing = missing.saturating_sub(window.sectors);
+            missing == 0
+        });
+        let used_up = used_up.unwrap_or(self.windows.len());
+        (self.windows.len() > used_up.max(WINDOW_COUNT_MAX - 4)).then(|| self.windows.pop())?
+    }
+
+    /// How many sectors the windows have.
+    pub fn window_sectors(&self) -> u64 {
+        self.windows.iter().map(|window| window.sectors).sum()
     }
 }
 

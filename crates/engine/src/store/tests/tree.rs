@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::node::{NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
+use crate::store::format::node::{LEVEL_MAX, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::trees::TreeId;
-use crate::store::tree::{Bound, NodeSink, NodeSource, TxnTree};
+use crate::store::tree::{Bound, NodeSink, NodeSource, TxnTree, may_be_split};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Sector, Txg};
 
@@ -29,6 +29,10 @@ struct MemorySink {
     checksum: ChecksumKind,
     /// Whether nodes may be as long as packed ones.
     is_packing: bool,
+    /// How long a free piece is, in bytes; any length if 0.
+    piece_len: usize,
+    /// How many nodes were refused a place for that.
+    refused: usize,
 }
 
 impl NodeSource for MemorySink {
@@ -53,9 +57,18 @@ impl NodeSink for MemorySink {
         if self.is_packing { PACKED_PAYLOAD_MAX } else { NODE_PAYLOAD_MAX }
     }
 
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer> {
+    fn place(
+        &mut self,
+        tree: TreeId,
+        node: &Arc<Node>,
+        old: Option<&Pointer>,
+    ) -> Result<Option<Pointer>> {
         assert!(!node.is_empty(), "an empty node is stored");
         let stored = node.encode(tree, Txg(3), &GUID)?;
+        if self.piece_len > 0 && stored.len() > self.piece_len && may_be_split(node, tree) {
+            self.refused += 1;
+            return Ok(None);
+        }
         if let Some(old) = old {
             let Place::Extent { sector, .. } = old.place else { panic!("nodes have extents") };
             assert!(self.retired[&sector.0] == stored, "a node is not what it was");
@@ -66,7 +79,7 @@ impl NodeSink for MemorySink {
         let (stored_len, len) = (stored.len() as u32, node.payload_len() as u32);
         let checksum = self.checksum.sum(&stored);
         self.nodes.insert(sector.0, stored);
-        Ok(Pointer {
+        Ok(Some(Pointer {
             place: Place::Extent { sector, checksum_kind: self.checksum, checksum },
             codec: 0,
             level: 0,
@@ -80,7 +93,7 @@ impl NodeSink for MemorySink {
             part_offset: 0,
             span_log2: 0,
             dictionary: 0,
-        })
+        }))
     }
 }
 
@@ -204,6 +217,7 @@ enum Op {
     Reopen,
     Merge(u8, u8),
     Pack(bool),
+    Pieces(usize),
     Renew(u16),
 }
 
@@ -224,6 +238,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Reopen),
         2 => (0..4_u8, 0..3_u8).prop_map(|(level, spares)| Op::Merge(level, spares)),
         1 => any::<bool>().prop_map(Op::Pack),
+        1 => prop_oneof![Just(0_usize), Just(512), 300..6000_usize].prop_map(Op::Pieces),
     ]
 }
 
@@ -253,6 +268,7 @@ fn run(pair: &mut Pair, ops: &[Op]) {
             }
             Op::Merge(level, spares) => pair.merge(level, spares),
             Op::Pack(on) => pair.sink.is_packing = on,
+            Op::Pieces(len) => pair.sink.piece_len = len,
             Op::Renew(n) => pair.renew(n),
         }
     }
@@ -309,6 +325,36 @@ fn deep_trees_grow_and_shrink() {
             pair.remove(n);
         }
         assert!(pair.tree.is_empty() && pair.flush().is_none());
+    }
+}
+
+/// Where nodes find no piece that is as long, they become several. Few entries in a node make a
+/// tree high, but not higher than trees may be, however often it is written.
+#[test]
+fn nodes_are_split_where_only_short_pieces_are_free() {
+    for (padding, is_packing) in [(0, false), (40, false), (0, true), (40, true)] {
+        let mut rng = Rng(padding as u64);
+        let mut pair = Pair::new(padding, ChecksumKind::Blake3);
+        pair.sink.is_packing = is_packing;
+        (0..4000).for_each(|n| pair.insert(n, rng.content(60)));
+        let depth = pair.depth();
+        pair.sink.piece_len = 512;
+        for _ in 0..60 {
+            for _ in 0..200 {
+                pair.insert(rng.below(6000) as u16, rng.content(60));
+                pair.remove(rng.below(6000) as u16);
+            }
+            pair.flush();
+        }
+        assert!(pair.sink.refused > 0);
+        let higher = pair.depth();
+        assert!(higher > depth && higher < LEVEL_MAX / 2 + 4, "{depth} levels, then {higher}");
+        pair.scan_all();
+        // They are merged again as entries go.
+        pair.sink.piece_len = 0;
+        (0..6000).filter(|n| n % 16 != 0).for_each(|n| pair.remove(n));
+        assert!(pair.depth() <= depth);
+        pair.scan_all();
     }
 }
 
@@ -381,7 +427,7 @@ fn a_child_of_the_wrong_level_is_corruption() {
     };
     let mut node = Node::new(5);
     node.insert(0, &[], &leaf.to_bytes());
-    let wrong = pair.sink.place(TREE, &Arc::new(node), None).unwrap();
+    let wrong = pair.sink.place(TREE, &Arc::new(node), None).unwrap().unwrap();
     let mut tree = TxnTree::new(TREE, Some(wrong));
     assert!(tree.get(&mut pair.sink, &[1]).unwrap_err().is_corruption());
     assert!(tree.insert(&mut pair.sink, &[1], &[]).unwrap_err().is_corruption());

@@ -10,6 +10,7 @@
 //! bound, which a last child takes from the nodes above. Every descent checks this; walks that
 //! visit many children include the bound from above, so that no node is visited twice.
 
+mod flush;
 mod merge;
 mod path;
 pub mod walk;
@@ -18,10 +19,11 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+pub use self::flush::may_be_split;
 pub use self::merge::Mergeable;
 pub use self::path::Path;
-use super::format::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_MAX, Node};
-use super::format::pointer::{POINTER_LEN_MAX, Pointer};
+use super::format::node::{NODE_PAYLOAD_MAX, Node};
+use super::format::pointer::Pointer;
 use super::format::trees::TreeId;
 use crate::error::{Error, Result};
 
@@ -36,7 +38,13 @@ pub trait NodeSink: NodeSource {
     /// Retires a committed or flushed node that is no longer part of the tree.
     fn retire(&mut self, tree: TreeId, pointer: &Pointer);
     /// Stores a node. `old` is where the same node lies so far, if it only changes its place.
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer>;
+    /// Returns `None` if there is none that is as long, for a node that [`may_be_split`].
+    fn place(
+        &mut self,
+        tree: TreeId,
+        node: &Arc<Node>,
+        old: Option<&Pointer>,
+    ) -> Result<Option<Pointer>>;
     /// The payload that a node may have before it is split.
     fn payload_max(&self, _tree: TreeId) -> usize {
         NODE_PAYLOAD_MAX
@@ -369,12 +377,8 @@ impl TxnTree {
         let old = self.insert_in(sink, root, key, value)?;
         let payload_max = sink.payload_max(self.tree);
         if self.node_mut(root)?.is_overfull(payload_max) {
-            let level = self.node_mut(root)?.level + 1;
-            if level > LEVEL_MAX {
-                let what = format!("expected nodes up to level {LEVEL_MAX}, found level {level}");
-                let place = self.tree.location();
-                return Err(Error::corrupt("tree node", place, what));
-            }
+            let level = self.node_mut(root)?.level;
+            let level = self.level_above(level)?;
             let mut parent = Node::new(level);
             let first = self.node_mut(root)?.key(0).to_vec();
             parent.insert(0, &first, &Link::Dirty(root).to_value());
@@ -508,44 +512,6 @@ impl TxnTree {
             self.dirty.remove(&id);
         }
         Ok(())
-    }
-
-    /// Writes every changed node, children first, and returns the pointer to the root.
-    pub fn flush(&mut self, sink: &mut impl NodeSink) -> Result<Option<Pointer>> {
-        if let Link::Dirty(id) = self.root {
-            self.root = Link::Clean(self.flush_node(sink, id)?);
-            debug_assert!(self.dirty.is_empty());
-        }
-        match &self.root {
-            Link::Clean(pointer) => Ok(Some(pointer.clone())),
-            _ => Ok(None),
-        }
-    }
-
-    fn flush_node(&mut self, sink: &mut impl NodeSink, id: u64) -> Result<Pointer> {
-        let dirty = self.dirty.remove(&id).ok_or_else(|| lost(self.tree, id))?;
-        let Dirty { mut node, old } = dirty;
-        if node.level > 0 {
-            for index in 0..node.len() {
-                if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
-                    let pointer = self.flush_node(sink, child)?;
-                    // Pointers with a longer checksum make the node grow. Nodes of ours are split
-                    // long before that matters, but a node read from disk may already have the
-                    // maximum length.
-                    if node.payload_len() > NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX {
-                        let what = format!(
-                            "expected a node of at most {} bytes to be changed, found one of {}",
-                            NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX,
-                            node.payload_len()
-                        );
-                        let place = self.tree.location_of(node.key(index));
-                        return Err(Error::corrupt("tree node", place, what));
-                    }
-                    Arc::make_mut(&mut node).set_value(index, &pointer.to_bytes());
-                }
-            }
-        }
-        sink.place(self.tree, &node, old.as_ref())
     }
 }
 

@@ -30,16 +30,20 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::node::NODE_PAYLOAD_MAX;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::{
-    BLOCK_LEN, FEATURE_PASSING, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
+    BLOCK_LEN, FEATURE_PASSING, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock,
+    WINDOW_COUNT_MAX, slot_offset,
 };
 use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::{drain, provision_if_cramped, provision_nodes, release_hollow};
+use crate::store::tree::TxnTree;
+use crate::store::txn::provision::{
+    NODE_SECTORS_GUESS, drain, provision_if_cramped, provision_nodes, release_hollow,
+};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
-use crate::store::txn::{Anchoring, Txn};
+use crate::store::txn::{Anchoring, Txn, TxnCore};
 use crate::store::{Durability, Patience, Store};
 use crate::units::Txg;
 
@@ -55,8 +59,50 @@ const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
 const SPACE_NODES_GUESS: u64 = 8;
 /// How many freed runs a node of the freed tree holds, at least, where they are added in order.
 const FREED_PER_NODE: u64 = 64;
+/// How often the trees of free space are written in one commit, at most.
+const SPACE_ROUND_MAX: usize = 8;
 
 type Roots = PerTree<Option<Pointer>>;
+
+/// Records what was freed and writes the trees of free space. Windows that are left over and that
+/// the superblock has no room for count as freed, too. On a full disk, the nodes may need many that
+/// are short, so only what they have left is known to be left over; then the freed tree is written
+/// again.
+fn write_space_trees(
+    core: &mut TxnCore,
+    space_tree: &mut TxnTree,
+    freed_tree: &mut TxnTree,
+    roots: &mut Roots,
+) -> Result<()> {
+    for round in 0..SPACE_ROUND_MAX {
+        let (before, mut given) = (core.space.window_sectors(), 0);
+        loop {
+            core.record_freed(freed_tree)?;
+            // What is written again leaves its place, and takes a little more.
+            let again = (core.space.window_sectors() + given).saturating_sub(before);
+            let dirty = (space_tree.dirty_count() + freed_tree.dirty_count()) as u64;
+            let wanted = match core.is_cramped {
+                true if round == 0 => dirty * NODE_SECTORS_GUESS,
+                true => again * 5 / 4 + SPACE_NODES_GUESS,
+                false => 0,
+            };
+            match core.space.excess_window(wanted) {
+                Some(run) => {
+                    given += run.sectors;
+                    core.freed.push(run);
+                }
+                None if core.freed.is_empty() => break,
+                None => {}
+            }
+        }
+        roots[TreeId::Space] = space_tree.flush(core)?;
+        roots[TreeId::Freed] = freed_tree.flush(core)?;
+        if core.space.windows.len() <= WINDOW_COUNT_MAX {
+            return Ok(());
+        }
+    }
+    Err(Error::NoSpace)
+}
 
 impl Txn {
     /// Publishes the changes as the next state of the pool, and returns that state.
@@ -225,16 +271,7 @@ impl Txn {
             core.incompat |= FEATURE_ROOTS;
             roots::begin(core, roots_tree)?;
         }
-        loop {
-            core.record_freed(freed_tree)?;
-            match core.space.excess_window() {
-                Some(run) => core.freed.push(run),
-                None if core.freed.is_empty() => break,
-                None => {}
-            }
-        }
-        roots[TreeId::Space] = space_tree.flush(core)?;
-        roots[TreeId::Freed] = freed_tree.flush(core)?;
+        write_space_trees(core, space_tree, freed_tree, roots)?;
         if differs {
             roots::fill(core, roots_tree, roots)?;
         }

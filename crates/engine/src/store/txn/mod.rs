@@ -24,7 +24,7 @@ use super::cache::GivenUp;
 use super::extent::{Encoding, no_node_extent};
 use super::format::checksum::ChecksumKind;
 use super::format::node::{NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
-use super::format::pointer::{ExtentKey, Pointer};
+use super::format::pointer::{ExtentKey, Pointer, sectors_for};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
     FEATURE_CHUNKS, FEATURE_GENERATIONS, FEATURE_LZMA, FEATURE_NAMES, FEATURE_PINNED_READERS,
@@ -35,7 +35,7 @@ use super::numbers::Numbers;
 use super::pack::PACKED_TREES;
 use super::space::Space;
 use super::tail::Tail;
-use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
+use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree, may_be_split};
 use super::txn::write_buffer::WriteBuffer;
 use super::{State, Store};
 use crate::codec::Compression;
@@ -442,7 +442,12 @@ impl NodeSink for TxnCore {
         }
     }
 
-    fn place(&mut self, tree: TreeId, node: &Arc<Node>, old: Option<&Pointer>) -> Result<Pointer> {
+    fn place(
+        &mut self,
+        tree: TreeId,
+        node: &Arc<Node>,
+        old: Option<&Pointer>,
+    ) -> Result<Option<Pointer>> {
         let store = Arc::clone(&self.store);
         // Small commits should be fast, large ones write many nodes, and packed ones stay for long.
         let is_packed = node.payload_len() > NODE_PAYLOAD_MAX;
@@ -465,13 +470,17 @@ impl NodeSink for TxnCore {
             }
             None => node.encode_with(compression, tree, self.txg, &store.guid())?,
         };
+        let sectors = sectors_for(stored.len() as u32, self.ashift());
+        if self.is_cramped && may_be_split(node, tree) && self.space.is_in_short_pieces(sectors) {
+            return Ok(None);
+        }
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
         self.stats.count_node(&pointer, self.ashift(), true);
         if let Some(key) = pointer.extent_key() {
             store.caches.put_node(store.cache_id, tree, key, Arc::clone(node));
         }
-        Ok(pointer)
+        Ok(Some(pointer))
     }
 
     fn payload_max(&self, tree: TreeId) -> usize {

@@ -5,7 +5,8 @@
 //! of it is free, and on a full disk it cannot: not even to remove something. So after a write has
 //! failed for lack of space, transactions use every sector that is free, until there is space
 //! again, and the next one comes behind commits that change nothing but make reusable what is
-//! freed. So do those of a process that begins on a file system that says that it is full.
+//! freed. So do those of a process that begins on a file system that says that it is full. Nodes
+//! for which no free piece is long enough become several (see `tree/flush.rs`).
 //!
 //! If nothing of it is reusable because nothing is known to be durable, the first of them only says
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
