@@ -11,7 +11,6 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use super::{File, Pending};
 use crate::error::{Error, Result};
@@ -27,15 +26,12 @@ use crate::pool::write::jobs::WriteTarget;
 use crate::pool::write::syncing::Syncing;
 use crate::pool::write::{self, bulk, dictionaries};
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Durability, Filling, Patience, Txn};
+use crate::store::{Durability, Filling, Txn};
 use crate::units::FileId;
 
 /// A commit writes whole records ahead if it changes at least this many bytes: encoding them takes
 /// so long that others should not wait for it.
 const AHEAD_LEN_MIN: usize = 2 << 20;
-/// How long the removal of a draft waits for other transactions. Without it, the draft is removed
-/// later.
-const REMOVE_WAIT: Duration = Duration::from_secs(1);
 /// How often parts are planned again because maintenance has changed the draft.
 const PLAN_COUNT_MAX: usize = 16;
 
@@ -385,28 +381,12 @@ impl File {
     /// find it as the leftover of a dead process.
     pub(super) fn remove_draft(&self, draft: Option<Draft>) {
         let Some(draft) = draft else { return };
-        let remove = || {
-            let patience = Patience::Within(REMOVE_WAIT);
-            let remove_all = || {
-                let mut txn = self.store.begin_with(draft.checksum, patience)?;
-                check_draft(&mut txn, draft.file)?;
-                Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
-                txn.commit(Durability::Visible).map(drop)
-            };
-            match remove_all() {
-                Err(Error::NoSpace) => {
-                    nameless::remove_by_parts(&self.store, draft.checksum, draft.file)?;
-                }
-                removed => removed?,
-            }
-            // Until this is durable, its space is not reused. Whoever holds the pool may be waiting
-            // for this file.
-            match draft.written_len >= bulk::LEN_MIN {
-                true => self.store.make_durable_asking(&mut || false),
-                false => Ok(()),
-            }
-        };
-        let _ = remove();
+        let removed = nameless::remove(&self.store, draft.checksum, &[draft.file]);
+        // Until this is durable, its space is not reused. Whoever holds the pool may be waiting for
+        // this file.
+        if removed.is_ok() && draft.written_len >= bulk::LEN_MIN {
+            let _ = self.store.make_durable_asking(&mut || false);
+        }
     }
 }
 

@@ -13,5 +13,6 @@ pub(in crate::pool) mod nameless;
 pub(in crate::pool) mod names;
 pub(in crate::pool) mod props;
 pub(in crate::pool) mod receiving;
+mod remove;
 pub(in crate::pool) mod settings;
 pub(in crate::pool) mod usage;

@@ -57,15 +57,25 @@ pub(in crate::pool) fn remove_leftovers(
     let gone: Vec<FileId> = found.into_iter().filter(|file| !is_in_use(*file)).collect();
     let mut removed = 0;
     for files in gone.chunks(REMOVE_COUNT) {
-        removed += match remove_all(store, checksum, files) {
-            Err(Error::NoSpace) => {
-                files.iter().try_for_each(|file| remove_by_parts(store, checksum, *file))?;
-                files.len() as u64
-            }
-            removed => removed?,
-        };
+        removed += remove(store, checksum, files)?;
     }
     Ok(removed)
+}
+
+/// Removes nameless files: all at once, or by parts if the disk has no room for that. Returns how
+/// many.
+pub(in crate::pool) fn remove(
+    store: &Arc<Store>,
+    checksum: ChecksumKind,
+    files: &[FileId],
+) -> Result<u64> {
+    match remove_all(store, checksum, files) {
+        Err(Error::NoSpace) => {
+            files.iter().try_for_each(|file| remove_by_parts(store, checksum, *file))?;
+            Ok(files.len() as u64)
+        }
+        removed => removed,
+    }
 }
 
 /// Removes nameless files in one transaction. Returns how many.
@@ -86,11 +96,7 @@ fn remove_all(store: &Arc<Store>, checksum: ChecksumKind, files: &[FileId]) -> R
 
 /// Removes a nameless file in several transactions: a full disk may have no room for what one that
 /// frees everything writes.
-pub(in crate::pool) fn remove_by_parts(
-    store: &Arc<Store>,
-    checksum: ChecksumKind,
-    file: FileId,
-) -> Result<()> {
+fn remove_by_parts(store: &Arc<Store>, checksum: ChecksumKind, file: FileId) -> Result<()> {
     let mut count_max = PART_COUNT_MAX;
     loop {
         match remove_part(store, checksum, file, count_max) {
