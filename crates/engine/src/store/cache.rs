@@ -3,7 +3,8 @@
 //! Both caches are keyed by the identity of an extent, which never changes once written. So no
 //! entry can be stale, and none has to be invalidated. What a commit of this process has given up
 //! is removed all the same, after a while: a process that writes much would fill its caches with
-//! what nobody will ask for. What others have given up ages out.
+//! what nobody will ask for. What others have given up leaves when its space is used again (see
+//! [`super::placed`]).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,8 +18,10 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use super::format::node::Node;
 use super::format::pointer::ExtentKey;
 use super::format::trees::TreeId;
+use super::placed::Placed;
 use super::window::WINDOW_LEN;
 use crate::error::Error;
+use crate::units::Run;
 
 /// The share of tree nodes in the whole, as a divisor: every read needs them first.
 const NODE_SHARE: u64 = 8;
@@ -60,9 +63,9 @@ pub(super) enum Part {
     SpanStarts,
 }
 
-/// An extent that the newest state no longer refers to.
-#[derive(Clone, Copy, Debug)]
-enum Outdated {
+/// An extent that may leave the caches, since the newest state no longer refers to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outdated {
     Node(TreeId, ExtentKey),
     Data(ExtentKey),
 }
@@ -106,6 +109,7 @@ pub struct Caches {
     nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
     data: Cache<DataKey, Bytes, DataWeighter>,
     leaving: Mutex<Leaving>,
+    placed: Mutex<Placed>,
     capacity_bytes: u64,
     next_pool: AtomicU64,
 }
@@ -120,6 +124,7 @@ impl Caches {
             nodes: sharded(nodes, (nodes / 4096) as usize, NODE_SHARD_MIN_BYTES, NodeWeighter),
             data: sharded(data, (data / 65536) as usize, SHARD_MIN_BYTES, DataWeighter),
             leaving: Mutex::default(),
+            placed: Mutex::default(),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
@@ -195,6 +200,15 @@ impl Caches {
             leaving.len -= oldest.len();
             self.remove(pool, oldest);
         }
+    }
+
+    /// Notes where an extent lies that enters the caches, and removes those that lay there before.
+    pub(super) fn settle(&self, pool: u64, run: Option<Run>, one: Outdated) {
+        let Some(run) = run else { return };
+        let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = placed.note(pool, run, one);
+        drop(placed);
+        gone.into_iter().for_each(|one| self.remove(pool, one));
     }
 
     /// Removes what is known to be in the caches for the longest: nodes and records. Pages stored

@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::buffer::{set_len, with_buffer};
-use super::cache::{Bytes, Part};
+use super::cache::{Bytes, Outdated, Part};
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
-use super::format::pointer::{EXTENT_LEN_MAX, ExtentKey, Filter, Place, Pointer};
+use super::format::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
 use super::format::trees::TreeId;
 use super::inflated::decode_inflated;
 use super::tree::NodeSource;
@@ -269,7 +269,11 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(of, pointer)?);
         };
-        let extent = self.caches.data(self.cache_id, key, || self.decompress(of, pointer))?;
+        let extent = self.caches.data(self.cache_id, key, || {
+            let bytes = self.decompress(of, pointer)?;
+            self.settle(pointer);
+            Ok(bytes)
+        })?;
         self.part_of(pointer, extent)
     }
 
@@ -301,9 +305,30 @@ impl Store {
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// Puts the bytes of an extent into the cache.
-    pub(super) fn put_cached(&self, key: ExtentKey, bytes: Vec<u8>) {
-        self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
+    /// Puts the bytes of a pointer's extent into the cache.
+    pub(super) fn put_cached(&self, pointer: &Pointer, bytes: Vec<u8>) {
+        if let Some(key) = pointer.extent_key() {
+            self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
+            self.settle(pointer);
+        }
+    }
+
+    /// Notes that bytes of a pointer's extent enter the cache.
+    pub(super) fn settle(&self, pointer: &Pointer) {
+        if let Some(key) = pointer.extent_key() {
+            self.caches.settle(self.cache_id, pointer.run(self.ashift()), Outdated::Data(key));
+        }
+    }
+
+    /// The same for a tree node.
+    pub(super) fn settle_node(&self, tree: TreeId, pointer: &Pointer) {
+        if let Some(key) = pointer.extent_key() {
+            self.caches.settle(
+                self.cache_id,
+                pointer.run(self.ashift()),
+                Outdated::Node(tree, key),
+            );
+        }
     }
 
     /// Whether the whole extent of a pointer is in the cache, or if it is inflated, what the
@@ -327,7 +352,11 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return Err(no_node_extent(tree));
         };
-        self.caches.node(self.cache_id, tree, key, || self.recall_node(tree, pointer))
+        self.caches.node(self.cache_id, tree, key, || {
+            let node = self.recall_node(tree, pointer)?;
+            self.settle_node(tree, pointer);
+            Ok(node)
+        })
     }
 
     /// Runs a read on the committed state. If it meets damage, the map may only be stale: another

@@ -138,6 +138,7 @@ impl Store {
                 let stored = self.read_stored(pointer)?;
                 let form = decompress_form(pointer, &stored).map_err(failed)?;
                 self.caches.put_data(self.cache_id, key, Part::Form, Arc::clone(&form.bytes));
+                self.settle(pointer);
                 form
             }
         };

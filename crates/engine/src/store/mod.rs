@@ -33,6 +33,7 @@ mod numbers;
 mod open;
 pub mod pack;
 mod pin;
+mod placed;
 pub mod recover;
 mod ring;
 pub mod shared_cache;

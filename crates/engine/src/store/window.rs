@@ -140,6 +140,7 @@ impl Store {
         }
         let bytes = Arc::new(self.decompress_window(pointer, stored, window)?);
         self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
+        self.settle(pointer);
         Ok(window.slice(bytes, within))
     }
 

@@ -45,3 +45,30 @@ fn caches_hold_what_is_there_and_little_of_what_was() {
     assert!(used >= RECORDS * RECORD_LEN, "{used} bytes are used");
     assert!(read_all(&file).unwrap() == expected);
 }
+
+/// Who only reads is not told what others replace, but does not keep every version of it.
+#[test]
+fn caches_of_a_reader_hold_what_is_there() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let create = create_options(9, &[(Property::RecordSize, "64K")]);
+    let pool = Pool::create(Arc::clone(&device), &create, Options::new(CACHE_BYTES)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let options = Options::new(CACHE_BYTES);
+    let reader = Pool::open(Arc::clone(&device), options.clone()).unwrap();
+    let read = only_file(&reader).unwrap();
+    for round in 0..60 {
+        for record in 0..RECORDS {
+            let bytes = Rng(round * RECORDS + record).noise(RECORD_LEN as usize);
+            file.write_at(&bytes, record * RECORD_LEN).unwrap();
+            file.commit(Durability::Durable).unwrap();
+            reader.refresh().unwrap();
+            let mut found = vec![0; RECORD_LEN as usize];
+            read.read_at(&mut found, record * RECORD_LEN).unwrap();
+            assert!(found == bytes, "{round}, {record}");
+        }
+    }
+    // Whatever the pool holds, it holds once.
+    let (used, len) = (options.caches.used_bytes(), device.len().unwrap());
+    assert!(used < 3 * len && 2 * used < CACHE_BYTES, "{used} bytes of {len} are in the cache");
+    assert!(used >= RECORDS * RECORD_LEN, "{used} bytes are in the cache");
+}

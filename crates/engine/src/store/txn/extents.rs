@@ -56,8 +56,8 @@ impl Txn {
     /// are not all of its extent, and are left out.
     pub fn cache(&self, pointer: &Pointer, bytes: Vec<u8>) {
         let may_cache = self.may_cache(pointer) && !pointer.is_part();
-        if let Some(key) = pointer.extent_key().filter(|_| may_cache) {
-            self.core.store.put_cached(key, bytes);
+        if may_cache {
+            self.core.store.put_cached(pointer, bytes);
         }
     }
 

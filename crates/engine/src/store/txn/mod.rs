@@ -422,7 +422,9 @@ impl NodeSource for TxnCore {
             if pointer.birth == self.txg {
                 self.out.flush(&store)?;
             }
-            store.read_node(tree, pointer)
+            let node = store.read_node(tree, pointer)?;
+            store.settle_node(tree, pointer);
+            Ok(node)
         })
     }
 }
@@ -479,6 +481,7 @@ impl NodeSink for TxnCore {
         self.stats.count_node(&pointer, self.ashift(), true);
         if let Some(key) = pointer.extent_key() {
             store.caches.put_node(store.cache_id, tree, key, Arc::clone(node));
+            store.settle_node(tree, &pointer);
         }
         Ok(Some(pointer))
     }
