@@ -4,7 +4,7 @@
 //! entry can be stale, and none has to be invalidated. What a commit of this process has given up
 //! is removed all the same, after a while: a process that writes much would fill its caches with
 //! what nobody will ask for. What others have given up leaves when its space is used again (see
-//! [`super::placed`]).
+//! `placed.rs`).
 
 use std::collections::VecDeque;
 use std::fmt;
