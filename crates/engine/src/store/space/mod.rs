@@ -157,7 +157,7 @@ impl Space {
             missing = missing.saturating_sub(window.sectors);
             missing == 0
         });
-        let used_up = used_up.unwrap_or(self.windows.len());
+        let used_up = used_up.map_or(self.windows.len(), |last| last + 1);
         (self.windows.len() > used_up.max(WINDOW_COUNT_MAX - 4)).then(|| self.windows.pop())?
     }
 

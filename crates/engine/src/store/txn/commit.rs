@@ -97,7 +97,8 @@ fn write_space_trees(
         }
         roots[TreeId::Space] = space_tree.flush(core)?;
         roots[TreeId::Freed] = freed_tree.flush(core)?;
-        if core.space.windows.len() <= WINDOW_COUNT_MAX {
+        // The leaf of roots may leave another one.
+        if core.space.windows.len() < WINDOW_COUNT_MAX {
             return Ok(());
         }
     }
