@@ -197,6 +197,65 @@ fn a_writer_keeps_its_lock_when_it_begins_the_log_anew() {
     assert_eq!(count(&home.one), Ok(501));
 }
 
+/// The byte that a writer of the first file shares while it waits for readers to leave.
+const WISH: libc::off_t = (1 << 62) | (1 << 61) | (1 << 54) | 2;
+
+/// Whether somebody else has the byte; or locks or unlocks it.
+fn wish(pool: &std::fs::File, command: c_int, kind: c_int) -> bool {
+    use std::os::fd::AsRawFd;
+    // SAFETY: a plain structure of integers, for which all zeros is a valid value.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    (range.l_type, range.l_start, range.l_len) = (kind as libc::c_short, WISH, 1);
+    // SAFETY: the descriptor is open, and `range` outlives the call.
+    assert_eq!(unsafe { libc::fcntl(pool.as_raw_fd(), command, &mut range) }, 0);
+    range.l_type != libc::F_UNLCK as libc::c_short
+}
+
+/// Many readers that never pause would keep it waiting for ever: there is always one that just
+/// begins, and holds SQLite's pending lock for that.
+#[test]
+fn readers_let_a_writer_go_first_that_waits_for_them() {
+    let home = Home::new("delete");
+    let path = home._dir.path().join("t.db.hpk");
+    // Closed last: that drops SQLite's locks in this process.
+    let pool = Rc::new(std::fs::File::options().read(true).write(true).open(path).unwrap());
+
+    // The writer says that it waits, and for how long.
+    run(&home.one, "begin; select * from t");
+    let is_wished = Rc::new(Cell::new(false));
+    let (seen, file) = (Rc::clone(&is_wished), Rc::clone(&pool));
+    MEANWHILE.set(Some(Box::new(move || {
+        seen.set(wish(&file, libc::F_OFD_GETLK, libc::F_WRLCK));
+    })));
+    let refused = home.other.execute("insert into t values(2)", []);
+    assert_eq!(code_of(refused), Some(ErrorCode::DatabaseBusy));
+    assert!(is_wished.get());
+    assert!(!wish(&pool, libc::F_OFD_GETLK, libc::F_WRLCK));
+    run(&home.one, "commit");
+
+    // A reader waits until that is over.
+    // SAFETY: nothing is awaited but the end of the time, which is in milliseconds.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+    PAUSES.take();
+    wish(&pool, libc::F_OFD_SETLK, libc::F_RDLCK);
+    let file = Rc::clone(&pool);
+    MEANWHILE.set(Some(Box::new(move || {
+        wish(&file, libc::F_OFD_SETLK, libc::F_UNLCK);
+    })));
+    assert_eq!(count(&home.one), Ok(1));
+    assert_eq!(PAUSES.take().len(), 1);
+
+    // Or for a while, if it is not, and then not again soon.
+    // SAFETY: as above.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+    wish(&pool, libc::F_OFD_SETLK, libc::F_RDLCK);
+    assert_eq!(count(&home.one), Ok(1));
+    assert!(PAUSES.take().len() > 1);
+    assert_eq!(count(&home.one), Ok(1));
+    assert_eq!(PAUSES.take(), []);
+    drop(home);
+}
+
 /// Who closes a database with a log beside others does not wait for them to leave.
 #[test]
 fn nobody_waits_to_be_the_last() {

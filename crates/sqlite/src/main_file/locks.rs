@@ -175,6 +175,7 @@ impl MainFile {
     /// Implements xUnlock.
     pub fn unlock(&mut self, level: c_int) -> c_int {
         absent::end(self.reader);
+        self.end_wish();
         // Others may read as soon as the lock is gone, so it is kept until the changes are settled.
         if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
             self.checkpoint = Checkpoint::Open;
@@ -335,6 +336,7 @@ impl MainFile {
 
     /// Gives a mark back. SQLite unlocks before it closes, but no mark may stay behind in any case.
     pub(super) fn release_mark(&mut self) {
+        self.end_wish();
         self.give_light(SQLITE_LOCK_NONE);
         match &mut self.locks {
             Locks::LockFile { lock_file, has_mark: has_mark @ true } => {

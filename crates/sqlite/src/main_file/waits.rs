@@ -11,7 +11,9 @@
 //!   told, gives its lock back, sleeps and begins again. Then the connection waits, before it
 //!   shares the database.
 //! * A writer that waits for readers to leave keeps new ones out. It looks again and again; for
-//!   readers to wake it, each of them would have to call the system at its end.
+//!   readers to wake it, each of them would have to call the system at its end. Where there are
+//!   many, one always holds the host's pending lock for a moment, as each does that begins, and the
+//!   writer cannot take it. So it also shows a mark, and readers that see it give way for a while.
 //! * A connection that commits again and again wakes others at first, and once in a while
 //!   ([`TURN`]), when it lets them go first. In between it goes on: where processors are short, to
 //!   let go others after each commit costs most of what all could do.
@@ -52,9 +54,21 @@ const TURN_GAP: Duration = Duration::from_millis(1);
 /// How long to let go those who were woken. They need about half of that to take their locks.
 const COURTESY: Duration = Duration::from_micros(60);
 
+/// The mark of a writer that waits until its readers have left, without the number of the file.
+const WISH_BITS: u64 = (1 << 61) | FILE_LIMIT;
+/// Files from this number on have no such mark.
+const FILE_LIMIT: u64 = 1 << 54;
+/// How often readers look for that mark, and how often after having given way in vain.
+const LOOK_PAUSE: Duration = Duration::from_micros(250);
+const LOOK_PAUSE_VAIN: Duration = Duration::from_millis(100);
+
 /// What a connection remembers of locks that others had.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
+    /// The mark by which readers are asked to leave, if it is shared.
+    wish: Option<u64>,
+    /// When the connection last looked for that of others, and when it will again.
+    looked: Option<(Stopwatch, Duration)>,
     /// When SQLite was last told that a lock is taken, and how often in a row.
     refused: Option<(Stopwatch, u32)>,
     /// How many of these there were since somebody woke the connection.
@@ -93,6 +107,7 @@ impl Waits {
 impl MainFile {
     /// Takes the shared lock, and waits a little for it if need be.
     pub(super) fn share_waiting(&mut self) -> c_int {
+        self.give_way();
         self.outlast_writer(|this| {
             let mut is_reserved = 0;
             let code = this.check_reserved_lock(&mut is_reserved);
@@ -112,10 +127,19 @@ impl MainFile {
             // Without the reserved lock, others may want the same: each that finds a journal to
             // roll back, and each that leaves a log as it closes. None waits for others to leave.
             SQLITE_LOCK_EXCLUSIVE if self.lock >= SQLITE_LOCK_RESERVED => {
-                self.try_waiting(|_| None, |this| this.try_lock(level))
+                match self.try_lock(level) {
+                    SQLITE_BUSY => {
+                        self.wish_alone();
+                        self.try_waiting(|_| None, |this| this.try_lock(level))
+                    }
+                    code => code,
+                }
             }
             _ => self.try_lock(level),
         };
+        if code == SQLITE_OK && level == SQLITE_LOCK_EXCLUSIVE {
+            self.end_wish();
+        }
         match (code, level) {
             (SQLITE_BUSY, SQLITE_LOCK_RESERVED..) => {
                 self.note_refused(level == SQLITE_LOCK_RESERVED);
@@ -124,6 +148,47 @@ impl MainFile {
             _ => {}
         }
         code
+    }
+
+    /// Asks readers not to begin again at once.
+    fn wish_alone(&mut self) {
+        let (None, Some(mark)) = (self.waits.wish, self.wish_mark()) else { return };
+        if let Backing::Pool(pool, _) = &self.backing
+            && matches!(pool.try_share(mark), Ok(true))
+        {
+            self.waits.wish = Some(mark);
+        }
+    }
+
+    pub(super) fn end_wish(&mut self) {
+        if let (Some(mark), Backing::Pool(pool, _)) = (self.waits.wish.take(), &self.backing) {
+            pool.unshare(mark);
+        }
+    }
+
+    fn wish_mark(&self) -> Option<u64> {
+        let number = self.file.as_ref()?.id().0;
+        (number < FILE_LIMIT).then_some(WISH_BITS | number)
+    }
+
+    /// Lets a writer go first that waits for readers to leave.
+    fn give_way(&mut self) {
+        let is_early = |(when, pause): &(Stopwatch, Duration)| when.elapsed() < *pause;
+        if self.waits.looked.as_ref().is_some_and(is_early) {
+            return;
+        }
+        let Some(mark) = self.wish_mark() else { return };
+        let mut is_wished = false;
+        let readers = |file| Some(Awaited::FileReaders(file));
+        self.pause_within(WAIT_AGAIN, readers, |this| {
+            is_wished = match &this.backing {
+                Backing::Pool(pool, _) => matches!(pool.is_marked(mark), Ok(true)),
+                _ => false,
+            };
+            is_wished
+        });
+        let pause = if is_wished { LOOK_PAUSE_VAIN } else { LOOK_PAUSE };
+        self.waits.looked = Some((Stopwatch::start(), pause));
     }
 
     /// Tries again and again for a while, with pauses that an awaited event ends.
@@ -166,9 +231,19 @@ impl MainFile {
         }
     }
 
-    /// Pauses as long as something is taken, for a while.
+    /// Pauses as long as something is taken, for as long as SQLite should wait.
     fn pause_while(
         &mut self,
+        awaited: impl Fn(FileId) -> Option<Awaited>,
+        is_taken: impl FnMut(&mut MainFile) -> bool,
+    ) {
+        self.pause_within(self.waits.limit(), awaited, is_taken);
+    }
+
+    /// Pauses as long as something is taken, up to a limit.
+    fn pause_within(
+        &mut self,
+        limit: Duration,
         awaited: impl Fn(FileId) -> Option<Awaited>,
         mut is_taken: impl FnMut(&mut MainFile) -> bool,
     ) {
@@ -176,7 +251,7 @@ impl MainFile {
             return;
         }
         let Some((file, device)) = self.where_to_wait() else { return };
-        let (mut left, mut next) = (self.waits.limit(), PAUSE_MIN);
+        let (mut left, mut next) = (limit, PAUSE_MIN);
         while !left.is_zero() {
             let pause = left.min(next);
             let paused = match awaited(file) {
