@@ -377,32 +377,37 @@ fn free_space_that_is_a_hole_is_left_alone() {
     assert!((0..2).any(|_| remove(&pool)));
 }
 
-/// Free pieces are single sectors, since all that were longer are used up, and hardly a node is as
-/// short. Still, whoever changes little or removes something can go on.
-#[test]
-fn single_sectors_are_enough_to_go_on() {
-    const COUNT: u64 = 30_000;
-    for seed in [0, 3] {
-        let mut rng = Rng(seed);
-        let bounded = full_disk(&mut rng, COUNT, |_| 400, |_, number| number.is_multiple_of(2));
-        let pool = Pool::open(bounded, options(DIRTY_LEN_MAX)).unwrap();
-        let file = only_file(&pool).unwrap();
-        let mut next = 0;
-        for (len, count) in [4096, 2500, 1500, 900].iter().flat_map(|len| [(len, 20), (len, 1)]) {
-            let mut refused = 0;
-            while refused < 3 {
-                assert!(next + count <= COUNT / 2, "everything fits");
-                let written = (next..next + count)
-                    .try_for_each(|number| file.write_at(&rng.noise(*len), 2 * number * 4096));
-                match written.and_then(|()| file.commit(Durability::Durable)) {
-                    Ok(_) => next += count,
-                    Err(_) => {
-                        refused += 1;
-                        file.discard();
-                    }
+/// Makes a pool of so many records of a sector each, of which every second one is removed, and
+/// writes others until no free piece is longer than a sector.
+fn in_single_sectors(rng: &mut Rng, count: u64) -> (Arc<BoundedDevice>, Pool, Arc<File>) {
+    let bounded = full_disk(rng, count, |_| 400, |_, number| number.is_multiple_of(2));
+    let pool = Pool::open(bounded.clone(), options(DIRTY_LEN_MAX)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let mut next = 0;
+    for (len, some) in [4096, 2500, 1500, 900].iter().flat_map(|len| [(len, 20), (len, 1)]) {
+        let mut refused = 0;
+        while refused < 3 {
+            assert!(next + some <= count / 2, "everything fits");
+            let written = (next..next + some)
+                .try_for_each(|number| file.write_at(&rng.noise(*len), 2 * number * 4096));
+            match written.and_then(|()| file.commit(Durability::Durable)) {
+                Ok(_) => next += some,
+                Err(_) => {
+                    refused += 1;
+                    file.discard();
                 }
             }
         }
+    }
+    (bounded, pool, file)
+}
+
+/// Hardly a node is as short as a sector. Still, whoever changes little or removes something can go
+/// on.
+#[test]
+fn single_sectors_are_enough_to_go_on() {
+    for seed in [0, 3] {
+        let (_, pool, _file) = in_single_sectors(&mut Rng(seed), 30_000);
         let estimate = pool.compact_estimate().unwrap();
         assert!(estimate.used_bytes < estimate.pool_bytes * 3 / 4, "{estimate:?}");
         (0..20).for_each(|time| assert!(set_attributes(&pool, time), "{time}"));
@@ -410,4 +415,53 @@ fn single_sectors_are_enough_to_go_on() {
         assert!((0..3).any(|_| remove(&pool)));
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }
+}
+
+/// What a commit takes out of the free space and does not need is free for the next ones: small
+/// changes go on, though hundreds of pieces are taken for each.
+#[test]
+fn small_changes_go_on_in_single_sectors() {
+    const COUNT: u64 = 20_000;
+    let mut rng = Rng(1);
+    let (_, pool, file) = in_single_sectors(&mut rng, COUNT);
+    for turn in 0..1000 {
+        // Those that take a sector already.
+        let written = (0..1 + rng.below(5)).try_for_each(|_| {
+            let number = 2 * rng.below(COUNT / 2) + 1;
+            file.write_at(&rng.noise(400), number * 4096)
+        });
+        let done = written.and_then(|()| file.commit(Durability::Durable));
+        assert!(done.is_ok(), "{turn}: {done:?}");
+    }
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// Whatever a commit leaves over, to make it durable takes no space, and leaves every tree where it
+/// is.
+#[test]
+fn what_is_left_over_is_made_durable_without_space() {
+    const COUNT: u64 = 20_000;
+    let mut with_many = 0;
+    let mut rng = Rng(0);
+    let (bounded, pool, file) = in_single_sectors(&mut rng, COUNT);
+    for turn in 0..300 {
+        let written = (0..1 + rng.below(200)).try_for_each(|_| {
+            let number = 2 * rng.below(COUNT / 2) + 1;
+            file.write_at(&rng.noise(400), number * 4096)
+        });
+        if written.and_then(|()| file.commit(Durability::Visible)).is_err() {
+            file.discard();
+            continue;
+        }
+        let state = pool.state();
+        if state.superblock.windows.len() > 20 {
+            with_many += 1;
+            let len = bounded.len().unwrap();
+            let copy = Arc::new(BoundedDevice::new(bounded.image(), u64::MAX, len));
+            let other = Pool::open(copy, options(DIRTY_LEN_MAX)).unwrap();
+            other.store().make_durable().unwrap();
+            assert_eq!(other.state().superblock.roots, state.superblock.roots, "{turn}");
+        }
+    }
+    assert!(with_many > 0);
 }

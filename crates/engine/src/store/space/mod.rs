@@ -16,7 +16,7 @@ pub mod account;
 pub(in crate::store) mod aim;
 
 use super::format::space::reserved_run;
-use super::format::superblock::{Superblock, WINDOW_COUNT_MAX};
+use super::format::superblock::Superblock;
 use super::format::trees::TreeId;
 use super::space::aim::Aim;
 use crate::units::{Ashift, Run, Sector};
@@ -145,10 +145,10 @@ impl Space {
         }
     }
 
-    /// Takes out the smallest window if there are more than the superblock can hold, once extents
-    /// of `sectors` together have used up the longest.
-    pub fn excess_window(&mut self, sectors: u64) -> Option<Run> {
-        if self.windows.len() <= WINDOW_COUNT_MAX - 4 {
+    /// Takes out the smallest window if there are more than `kept`, once extents of `sectors`
+    /// together have used up the longest.
+    pub fn excess_window(&mut self, sectors: u64, kept: usize) -> Option<Run> {
+        if self.windows.len() <= kept {
             return None;
         }
         self.windows.sort_unstable_by_key(|window| std::cmp::Reverse(window.sectors));
@@ -158,7 +158,7 @@ impl Space {
             missing == 0
         });
         let used_up = used_up.map_or(self.windows.len(), |last| last + 1);
-        (self.windows.len() > used_up.max(WINDOW_COUNT_MAX - 4)).then(|| self.windows.pop())?
+        (self.windows.len() > used_up.max(kept)).then(|| self.windows.pop())?
     }
 
     /// How many sectors the windows have.

@@ -432,3 +432,18 @@ fn a_child_of_the_wrong_level_is_corruption() {
     assert!(tree.get(&mut pair.sink, &[1]).unwrap_err().is_corruption());
     assert!(tree.insert(&mut pair.sink, &[1], &[]).unwrap_err().is_corruption());
 }
+
+/// So many nodes become several at once that one root does not hold them all.
+#[test]
+fn what_a_root_is_split_into_takes_several_nodes() {
+    let mut rng = Rng(1);
+    let mut pair = Pair::new(0, ChecksumKind::Xxh3);
+    pair.sink.is_packing = true;
+    (0..60_000).for_each(|n| pair.insert(n, rng.content(60)));
+    pair.flush();
+    pair.sink.is_packing = false;
+    pair.sink.piece_len = 512;
+    (0..60_000).step_by(16).for_each(|n| pair.remove(n));
+    pair.flush();
+    pair.scan_all();
+}

@@ -3,14 +3,14 @@
 //! Nodes are written from the leaves up, each as one extent. Where no free piece is long enough for
 //! a node, it becomes several, and its parent gets an entry for each: a pool whose free space is in
 //! short pieces could not even be made smaller otherwise. Such nodes are merged again where entries
-//! are removed, and by a compaction.
+//! are removed, and by `optimize` (see `pool/optimize/pack.rs`).
 
 use std::sync::Arc;
 
 use super::super::format::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, Node};
 use super::super::format::pointer::{POINTER_LEN_MAX, Pointer};
 use super::super::format::trees::TreeId;
-use super::{Dirty, Link, NodeSink, TxnTree, lost};
+use super::{Dirty, Entry, Link, NodeSink, TxnTree, lost};
 use crate::error::{Error, Result};
 
 /// A node that had to be split off another: its first key, and where it lies.
@@ -40,12 +40,10 @@ impl TxnTree {
             let mut placed = self.flush_node(sink, id)?;
             while !placed.others.is_empty() {
                 level = self.level_above(level)?;
-                let mut root = Node::new(level);
-                root.insert(0, &key, &placed.pointer.to_bytes());
-                for (key, pointer) in &placed.others {
-                    root.insert(root.len(), key, &pointer.to_bytes());
-                }
-                placed = self.place(sink, Arc::new(root), None)?;
+                // They may be more than one node holds.
+                let first = (key.clone(), placed.pointer.to_bytes());
+                let others = placed.others.into_iter().map(|(key, at)| (key, at.to_bytes()));
+                placed = self.place_entries(sink, level, std::iter::once(first).chain(others))?;
             }
             self.root = Link::Clean(placed.pointer);
             debug_assert!(self.dirty.is_empty());
@@ -131,21 +129,32 @@ impl TxnTree {
         node: &Node,
         split: Vec<(usize, Vec<Part>)>,
     ) -> Result<Placed> {
-        let payload_max = sink.payload_max(self.tree);
-        let mut placed: Option<Placed> = None;
-        let mut part = Node::new(node.level);
         let mut split = split.into_iter().peekable();
-        for index in 0..node.len() {
+        let entries = (0..node.len()).flat_map(|index| {
             let own = (node.key(index).to_vec(), node.value(index).to_vec());
             let others = split.next_if(|(at, _)| *at == index).map_or(Vec::new(), |(_, all)| all);
             let others = others.into_iter().map(|(key, pointer)| (key, pointer.to_bytes()));
-            for (key, value) in std::iter::once(own).chain(others) {
-                part.insert(part.len(), &key, &value);
-                if part.is_overfull(payload_max) {
-                    let rest = part.split(true);
-                    let full = std::mem::replace(&mut part, rest);
-                    self.place_next(&mut placed, sink, full)?;
-                }
+            std::iter::once(own).chain(others)
+        });
+        self.place_entries(sink, node.level, entries)
+    }
+
+    /// Stores entries of one level, in as many nodes as they need.
+    fn place_entries(
+        &self,
+        sink: &mut impl NodeSink,
+        level: u8,
+        entries: impl Iterator<Item = Entry>,
+    ) -> Result<Placed> {
+        let payload_max = sink.payload_max(self.tree);
+        let mut placed: Option<Placed> = None;
+        let mut part = Node::new(level);
+        for (key, value) in entries {
+            part.insert(part.len(), &key, &value);
+            if part.is_overfull(payload_max) {
+                let rest = part.split(true);
+                let full = std::mem::replace(&mut part, rest);
+                self.place_next(&mut placed, sink, full)?;
             }
         }
         self.place_next(&mut placed, sink, part)?;

@@ -39,7 +39,8 @@ use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
 use crate::store::tree::TxnTree;
 use crate::store::txn::provision::{
-    NODE_SECTORS_GUESS, drain, provision_if_cramped, provision_nodes, release_hollow,
+    NODE_SECTORS_GUESS, WINDOW_COUNT_KEPT, drain, provision_if_cramped, provision_nodes, release,
+    release_hollow,
 };
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
@@ -65,15 +66,18 @@ const SPACE_ROUND_MAX: usize = 8;
 type Roots = PerTree<Option<Pointer>>;
 
 /// Records what was freed and writes the trees of free space. Windows that are left over and that
-/// the superblock has no room for count as freed, too. On a full disk, the nodes may need many that
-/// are short, so only what they have left is known to be left over; then the freed tree is written
-/// again.
+/// the superblock has no room for count as freed, too, or on a full disk go back to the space tree.
+/// There the nodes may need many that are short, so only what they have left is known to be left
+/// over; then the freed tree is written again.
 fn write_space_trees(
     core: &mut TxnCore,
     space_tree: &mut TxnTree,
     freed_tree: &mut TxnTree,
     roots: &mut Roots,
 ) -> Result<()> {
+    let takes_space = !core.only_marks && core.set_aside.is_none();
+    // What only says what is durable takes no space, so it keeps them all.
+    let kept = if core.only_marks { WINDOW_COUNT_MAX } else { WINDOW_COUNT_MAX - 4 };
     for round in 0..SPACE_ROUND_MAX {
         let (before, mut given) = (core.space.window_sectors(), 0);
         loop {
@@ -86,7 +90,12 @@ fn write_space_trees(
                 true => again * 5 / 4 + SPACE_NODES_GUESS,
                 false => 0,
             };
-            match core.space.excess_window(wanted) {
+            match core.space.excess_window(wanted, kept) {
+                // What was taken out of the space tree for this commit goes back there: as freed,
+                // it would be made reusable more slowly than the next commits take others.
+                Some(run) if round == 0 && takes_space && core.is_cramped => {
+                    release(core, space_tree, run)?;
+                }
                 Some(run) => {
                     given += run.sectors;
                     core.freed.push(run);
@@ -97,8 +106,8 @@ fn write_space_trees(
         }
         roots[TreeId::Space] = space_tree.flush(core)?;
         roots[TreeId::Freed] = freed_tree.flush(core)?;
-        // The leaf of roots may leave another one.
-        if core.space.windows.len() < WINDOW_COUNT_MAX {
+        // The leaf of roots may leave another one. Marks write none.
+        if core.space.windows.len() < WINDOW_COUNT_MAX + usize::from(core.only_marks) {
             return Ok(());
         }
     }
@@ -258,6 +267,10 @@ impl Txn {
             let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
             let freed = core.freed.len() as u64 / FREED_PER_NODE;
             provision_if_cramped(core, space_tree, dirty as u64 + freed + SPACE_NODES_GUESS)?;
+        }
+        if let Some(set_aside) = &mut core.set_aside {
+            let kept = set_aside.len().min(WINDOW_COUNT_KEPT);
+            core.freed.extend(set_aside.drain(kept..));
         }
         let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
         let count = dirty as u64 + SPACE_NODES_GUESS;

@@ -32,7 +32,7 @@ const CRAMPED_SEARCH_COUNT_MAX: usize = 1 << 20;
 const AIMED_SEARCH_COUNT_MAX: usize = 16384;
 /// The maximum number of windows kept from one commit to the next; the superblock has room for
 /// those that the end of a commit adds.
-const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
+pub(super) const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
 /// The minimum length in bytes of free runs that are returned to the file system. That happens only
 /// if much of the pool is free ([`Space::much_is_free`](crate::store::space::Space::much_is_free)):
 /// writing into a hole costs the file system an allocation, and every later sync a commit of its
@@ -278,7 +278,7 @@ pub(in crate::store) fn release_hollow(core: &mut TxnCore, space: &mut TxnTree) 
 }
 
 /// Adds a reusable run to the space tree, merged with its neighbours.
-fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
+pub(super) fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
     let mut whole = run;
     core.space.space_sectors += run.sectors;
     if let Some(entry) = space.floor(core, &space_key(run.start))? {
