@@ -67,6 +67,12 @@ extern "C" fn clock_nanosleep(_: c_int, _: c_int, _: *const libc::timespec, _: c
     0
 }
 
+/// Lets more time pass than any that locks remember for moments.
+fn let_pass() {
+    // SAFETY: nothing is awaited but the end of the time, which is in milliseconds.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+}
+
 struct Home {
     _dir: tempfile::TempDir,
     /// Two connections to one database, without busy handlers.
@@ -87,8 +93,7 @@ impl Home {
         run(&one, "create table t(a); insert into t values(1)");
         assert_eq!(value::<i64>(&other, "select count(*) from t"), 1);
         // What follows is no part of the turn in which that was written.
-        // SAFETY: nothing is awaited but the end of the time, which is in milliseconds.
-        unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+        let_pass();
         PAUSES.take();
         WOKEN.take();
         Home { _dir: dir, one: Rc::new(one), other }
@@ -234,8 +239,7 @@ fn readers_let_a_writer_go_first_that_waits_for_them() {
     run(&home.one, "commit");
 
     // A reader waits until that is over.
-    // SAFETY: nothing is awaited but the end of the time, which is in milliseconds.
-    unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+    let_pass();
     PAUSES.take();
     wish(&pool, libc::F_OFD_SETLK, libc::F_RDLCK);
     let file = Rc::clone(&pool);
@@ -246,8 +250,7 @@ fn readers_let_a_writer_go_first_that_waits_for_them() {
     assert_eq!(PAUSES.take().len(), 1);
 
     // Or for a while, if it is not, and then not again soon.
-    // SAFETY: as above.
-    unsafe { libc::poll(std::ptr::null_mut(), 0, 5) };
+    let_pass();
     wish(&pool, libc::F_OFD_SETLK, libc::F_RDLCK);
     assert_eq!(count(&home.one), Ok(1));
     assert!(PAUSES.take().len() > 1);

@@ -63,34 +63,34 @@ pub(super) enum Part {
     SpanStarts,
 }
 
-/// An extent that may leave the caches, since the newest state no longer refers to it.
+/// An extent, for removing what the caches have of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outdated {
+pub(super) enum Cached {
     Node(TreeId, ExtentKey),
     Data(ExtentKey),
 }
 
-impl Outdated {
+impl Cached {
     fn len(&self) -> u64 {
-        let (Outdated::Node(_, key) | Outdated::Data(key)) = self;
+        let (Cached::Node(_, key) | Cached::Data(key)) = self;
         u64::from(key.extent_len)
     }
 }
 
 /// What a transaction gives up.
 #[derive(Default, Debug)]
-pub(super) struct GivenUp(Vec<Outdated>);
+pub(super) struct GivenUp(Vec<Cached>);
 
 impl GivenUp {
     pub(super) fn node(&mut self, tree: TreeId, key: ExtentKey) {
-        self.note(Outdated::Node(tree, key));
+        self.note(Cached::Node(tree, key));
     }
 
     pub(super) fn data(&mut self, key: ExtentKey) {
-        self.note(Outdated::Data(key));
+        self.note(Cached::Data(key));
     }
 
-    fn note(&mut self, one: Outdated) {
+    fn note(&mut self, one: Cached) {
         if self.0.len() < OUTDATED_COUNT_MAX {
             self.0.push(one);
         }
@@ -100,7 +100,7 @@ impl GivenUp {
 /// What was given up and may still be in the caches, the oldest first, with its pools.
 #[derive(Default)]
 struct Leaving {
-    queue: VecDeque<(u64, Outdated)>,
+    queue: VecDeque<(u64, Cached)>,
     len: u64,
 }
 
@@ -203,8 +203,7 @@ impl Caches {
     }
 
     /// Notes where an extent lies that enters the caches, and removes those that lay there before.
-    pub(super) fn settle(&self, pool: u64, run: Option<Run>, one: Outdated) {
-        let Some(run) = run else { return };
+    pub(super) fn settle(&self, pool: u64, run: Run, one: Cached) {
         let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = placed.note(pool, run, one);
         drop(placed);
@@ -213,10 +212,10 @@ impl Caches {
 
     /// Removes what is known to be in the caches for the longest: nodes and records. Pages stored
     /// apart and spans of inflated extents are small, and age out.
-    fn remove(&self, pool: u64, outdated: Outdated) {
+    fn remove(&self, pool: u64, outdated: Cached) {
         match outdated {
-            Outdated::Node(tree, key) => drop(self.nodes.remove(&(pool, tree, key))),
-            Outdated::Data(key) => {
+            Cached::Node(tree, key) => drop(self.nodes.remove(&(pool, tree, key))),
+            Cached::Data(key) => {
                 let windows = (key.extent_len as usize).div_ceil(WINDOW_LEN) as u32;
                 let parts = [Part::Whole, Part::Form].into_iter();
                 for part in parts.chain((0..windows).map(Part::Window)) {

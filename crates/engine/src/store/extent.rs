@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::buffer::{set_len, with_buffer};
-use super::cache::{Bytes, Outdated, Part};
+use super::cache::{Bytes, Cached, Part};
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
 use super::format::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
@@ -271,7 +271,7 @@ impl Store {
         };
         let extent = self.caches.data(self.cache_id, key, || {
             let bytes = self.decompress(of, pointer)?;
-            self.settle(pointer);
+            self.settle(pointer, Cached::Data(key));
             Ok(bytes)
         })?;
         self.part_of(pointer, extent)
@@ -309,25 +309,14 @@ impl Store {
     pub(super) fn put_cached(&self, pointer: &Pointer, bytes: Vec<u8>) {
         if let Some(key) = pointer.extent_key() {
             self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
-            self.settle(pointer);
+            self.settle(pointer, Cached::Data(key));
         }
     }
 
-    /// Notes that bytes of a pointer's extent enter the cache.
-    pub(super) fn settle(&self, pointer: &Pointer) {
-        if let Some(key) = pointer.extent_key() {
-            self.caches.settle(self.cache_id, pointer.run(self.ashift()), Outdated::Data(key));
-        }
-    }
-
-    /// The same for a tree node.
-    pub(super) fn settle_node(&self, tree: TreeId, pointer: &Pointer) {
-        if let Some(key) = pointer.extent_key() {
-            self.caches.settle(
-                self.cache_id,
-                pointer.run(self.ashift()),
-                Outdated::Node(tree, key),
-            );
+    /// Notes that the extent of a pointer enters the cache.
+    pub(super) fn settle(&self, pointer: &Pointer, what: Cached) {
+        if let Some(run) = pointer.run(self.ashift()) {
+            self.caches.settle(self.cache_id, run, what);
         }
     }
 
@@ -349,14 +338,32 @@ impl Store {
 
     /// Returns a tree node, from the cache if it has it.
     pub fn node(&self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
+        self.cached_node(tree, pointer, || self.recall_node(tree, pointer))
+    }
+
+    /// Returns a tree node from the cache, after `read` has read it if the cache lacks it.
+    pub(super) fn cached_node(
+        &self,
+        tree: TreeId,
+        pointer: &Pointer,
+        read: impl FnOnce() -> Result<Arc<Node>>,
+    ) -> Result<Arc<Node>> {
         let Some(key) = pointer.extent_key() else {
             return Err(no_node_extent(tree));
         };
         self.caches.node(self.cache_id, tree, key, || {
-            let node = self.recall_node(tree, pointer)?;
-            self.settle_node(tree, pointer);
+            let node = read()?;
+            self.settle(pointer, Cached::Node(tree, key));
             Ok(node)
         })
+    }
+
+    /// Puts a tree node into the cache.
+    pub(super) fn put_node(&self, tree: TreeId, pointer: &Pointer, node: &Arc<Node>) {
+        if let Some(key) = pointer.extent_key() {
+            self.caches.put_node(self.cache_id, tree, key, Arc::clone(node));
+            self.settle(pointer, Cached::Node(tree, key));
+        }
     }
 
     /// Runs a read on the committed state. If it meets damage, the map may only be stale: another

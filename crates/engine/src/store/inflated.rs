@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Store;
-use super::cache::{Bytes, Part};
+use super::cache::{Bytes, Cached, Part};
 use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::window::within_extent;
@@ -138,7 +138,7 @@ impl Store {
                 let stored = self.read_stored(pointer)?;
                 let form = decompress_form(pointer, &stored).map_err(failed)?;
                 self.caches.put_data(self.cache_id, key, Part::Form, Arc::clone(&form.bytes));
-                self.settle(pointer);
+                self.settle(pointer, Cached::Data(key));
                 form
             }
         };

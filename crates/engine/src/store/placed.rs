@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cache::Outdated;
+use super::cache::Cached;
 use crate::units::{Run, Sector};
 
 /// How many extents are remembered; beyond that all are forgotten, and what is outdated ages out.
@@ -15,11 +15,11 @@ const COUNT_MAX: usize = 1 << 16;
 
 /// The extents of some pools, none of which overlap.
 #[derive(Default)]
-pub(super) struct Placed(BTreeMap<(u64, Sector), (Sector, Outdated)>);
+pub(super) struct Placed(BTreeMap<(u64, Sector), (Sector, Cached)>);
 
 impl Placed {
     /// Notes that an extent of a pool is in the caches. Returns those whose space it has.
-    pub fn note(&mut self, pool: u64, run: Run, one: Outdated) -> Vec<Outdated> {
+    pub fn note(&mut self, pool: u64, run: Run, one: Cached) -> Vec<Cached> {
         let mut gone = Vec::new();
         while let Some((&key, &(end, old))) = self.0.range(..(pool, run.end())).next_back() {
             if key.0 != pool || end <= run.start {
@@ -46,8 +46,8 @@ mod tests {
     use super::*;
     use crate::store::format::pointer::ExtentKey;
 
-    fn data(number: u64) -> Outdated {
-        Outdated::Data(ExtentKey {
+    fn data(number: u64) -> Cached {
+        Cached::Data(ExtentKey {
             sector: Sector(0),
             checksum: number,
             codec: 0,
@@ -80,8 +80,8 @@ mod tests {
                 model.retain(|old| !overlaps(old));
                 model.push((pool, run, number));
                 let mut found: Vec<u64> = found.into_iter().map(|one| match one {
-                    Outdated::Data(key) => key.checksum,
-                    Outdated::Node(..) => unreachable!(),
+                    Cached::Data(key) => key.checksum,
+                    Cached::Node(..) => unreachable!(),
                 }).collect();
                 found.sort_unstable();
                 expected.sort_unstable();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::buffer::with_buffer;
-use super::cache::{Bytes, Part};
+use super::cache::{Bytes, Cached, Part};
 use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Filter, Pointer};
 use super::{State, Store};
@@ -140,7 +140,7 @@ impl Store {
         }
         let bytes = Arc::new(self.decompress_window(pointer, stored, window)?);
         self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
-        self.settle(pointer);
+        self.settle(pointer, Cached::Data(key));
         Ok(window.slice(bytes, within))
     }
 

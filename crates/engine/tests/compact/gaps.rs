@@ -402,6 +402,14 @@ fn in_single_sectors(rng: &mut Rng, count: u64) -> (Arc<BoundedDevice>, Pool, Ar
     (bounded, pool, file)
 }
 
+/// Writes some of the records that take a sector already, drawn at random.
+fn write_some(rng: &mut Rng, file: &File, count: u64, most: u64) -> hardpack_engine::Result<()> {
+    (0..1 + rng.below(most)).try_for_each(|_| {
+        let number = 2 * rng.below(count / 2) + 1;
+        file.write_at(&rng.noise(400), number * 4096)
+    })
+}
+
 /// Hardly a node is as short as a sector. Still, whoever changes little or removes something can go
 /// on.
 #[test]
@@ -425,12 +433,8 @@ fn small_changes_go_on_in_single_sectors() {
     let mut rng = Rng(1);
     let (_, pool, file) = in_single_sectors(&mut rng, COUNT);
     for turn in 0..1000 {
-        // Those that take a sector already.
-        let written = (0..1 + rng.below(5)).try_for_each(|_| {
-            let number = 2 * rng.below(COUNT / 2) + 1;
-            file.write_at(&rng.noise(400), number * 4096)
-        });
-        let done = written.and_then(|()| file.commit(Durability::Durable));
+        let done =
+            write_some(&mut rng, &file, COUNT, 5).and_then(|()| file.commit(Durability::Durable));
         assert!(done.is_ok(), "{turn}: {done:?}");
     }
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
@@ -445,10 +449,7 @@ fn what_is_left_over_is_made_durable_without_space() {
     let mut rng = Rng(0);
     let (bounded, pool, file) = in_single_sectors(&mut rng, COUNT);
     for turn in 0..300 {
-        let written = (0..1 + rng.below(200)).try_for_each(|_| {
-            let number = 2 * rng.below(COUNT / 2) + 1;
-            file.write_at(&rng.noise(400), number * 4096)
-        });
+        let written = write_some(&mut rng, &file, COUNT, 200);
         if written.and_then(|()| file.commit(Durability::Visible)).is_err() {
             file.discard();
             continue;

@@ -126,15 +126,16 @@ impl MainFile {
         let code = match level {
             // Without the reserved lock, others may want the same: each that finds a journal to
             // roll back, and each that leaves a log as it closes. None waits for others to leave.
-            SQLITE_LOCK_EXCLUSIVE if self.lock >= SQLITE_LOCK_RESERVED => {
-                match self.try_lock(level) {
-                    SQLITE_BUSY => {
-                        self.wish_alone();
-                        self.try_waiting(|_| None, |this| this.try_lock(level))
+            SQLITE_LOCK_EXCLUSIVE if self.lock >= SQLITE_LOCK_RESERVED => self.try_waiting(
+                |_| None,
+                |this| {
+                    let code = this.try_lock(level);
+                    if code == SQLITE_BUSY {
+                        this.wish_alone();
                     }
-                    code => code,
-                }
-            }
+                    code
+                },
+            ),
             _ => self.try_lock(level),
         };
         if code == SQLITE_OK && level == SQLITE_LOCK_EXCLUSIVE {

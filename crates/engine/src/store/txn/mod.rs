@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::cache::GivenUp;
-use super::extent::{Encoding, no_node_extent};
+use super::extent::Encoding;
 use super::format::checksum::ChecksumKind;
 use super::format::node::{NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
 use super::format::pointer::{ExtentKey, Pointer, sectors_for};
@@ -415,16 +415,11 @@ impl TxnCore {
 impl NodeSource for TxnCore {
     fn load(&mut self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
         let store = Arc::clone(&self.store);
-        let Some(key) = pointer.extent_key() else {
-            return Err(no_node_extent(tree));
-        };
-        store.caches.node(store.cache_id, tree, key, || {
+        store.cached_node(tree, pointer, || {
             if pointer.birth == self.txg {
                 self.out.flush(&store)?;
             }
-            let node = store.read_node(tree, pointer)?;
-            store.settle_node(tree, pointer);
-            Ok(node)
+            store.read_node(tree, pointer)
         })
     }
 }
@@ -479,10 +474,7 @@ impl NodeSink for TxnCore {
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
         self.stats.count_node(&pointer, self.ashift(), true);
-        if let Some(key) = pointer.extent_key() {
-            store.caches.put_node(store.cache_id, tree, key, Arc::clone(node));
-            store.settle_node(tree, &pointer);
-        }
+        store.put_node(tree, &pointer, node);
         Ok(Some(pointer))
     }
 
