@@ -36,6 +36,14 @@ fn child_role() {
             ack(ledger::transact(&db, &mut random, 3000).unwrap());
         }
     }
+    if action == "in parts" {
+        // The log has as much as the pool; that has room for some of it.
+        run(&db, "pragma wal_autocheckpoint=0");
+        change_all(&db);
+        run(&db, "pragma wal_checkpoint(truncate)");
+        change_all(&db);
+        interpose::limit_files(Some(path.metadata().unwrap().len() + 8192));
+    }
     interpose::die_at(n);
     match action.as_str() {
         "commit" => ack(ledger::transact(&db, &mut random, 3000).unwrap()),
@@ -63,6 +71,12 @@ fn child_role() {
             run(&db, "rollback");
         }
         "checkpoint" => run(&db, "pragma wal_checkpoint(truncate)"),
+        "in parts" => {
+            let before = interpose::sync_count();
+            run(&db, "pragma wal_checkpoint(truncate)");
+            let count = interpose::sync_count() - before;
+            assert!(count > 5, "with {count} syncs, there were no parts");
+        }
         "vacuum" => run(&db, "vacuum"),
         "to_wal" => run(&db, "pragma journal_mode=wal"),
         "to_delete" => run(&db, "pragma journal_mode=delete"),
@@ -74,6 +88,14 @@ fn child_role() {
         other => panic!("action {other}"),
     }
     interpose::disarm();
+}
+
+/// Changes all rows in several transactions.
+fn change_all(db: &Connection) {
+    for part in 0..12 {
+        let change = "update log set filler = hex(randomblob(900)) where seq % 12 = ";
+        run(db, &format!("{change}{part}"));
+    }
 }
 
 /// Runs pragmas, and reads everything once to fill the caches.
@@ -175,6 +197,13 @@ fn write_ahead_logs() {
         every_boundary("checkpoint", &pragmas);
     }
     every_boundary("close", "pragma journal_mode=wal");
+}
+
+#[test]
+fn a_checkpoint_in_parts() {
+    let pragmas = "pragma hardpack_recordsize=4096; pragma journal_mode=wal; pragma synchronous=";
+    every_boundary("in parts", &format!("{pragmas}normal"));
+    every_boundary("in parts", &format!("{pragmas}off"));
 }
 
 #[test]

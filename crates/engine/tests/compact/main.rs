@@ -8,3 +8,4 @@ mod gaps;
 mod index;
 mod meanwhile;
 mod mixes;
+mod patched;

@@ -13,13 +13,13 @@
 //! of the log tells which is the last. Where it does not, because others have written to the log
 //! since, all is copied together with the first page, and what SQLite writes after that is there.
 
+mod log;
+mod parts;
+
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use hardpack_engine::store::Durability;
 
@@ -27,53 +27,15 @@ use super::{Checkpoint, MainFile};
 use crate::companion;
 use crate::ffi::*;
 use crate::wal_index::WalIndex;
-
-/// The lengths of the header of a log, and of that of each frame, in bytes.
-const HEADER_LEN: u64 = 32;
-const FRAME_HEADER_LEN: u64 = 24;
-/// Where the header of a log has its salts.
-const SALTS_OFFSET: u64 = 16;
-
-/// A log, as a file of the host.
-struct Log {
-    file: File,
-    page_len: u64,
-}
-
-impl Log {
-    /// Opens the log of this index. Returns `None` if the file is another one, or gone.
-    fn open(path: &Path, index: &WalIndex) -> io::Result<Option<Log>> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        let mut salts = [0; 8];
-        file.read_exact_at(&mut salts, SALTS_OFFSET)?;
-        let page_len = index.page_len();
-        let is_same = salts == index.salts() && page_len.is_power_of_two();
-        Ok(is_same.then_some(Log { file, page_len: page_len.into() }))
-    }
-
-    fn offset_of(&self, frame: u32) -> u64 {
-        HEADER_LEN + (u64::from(frame) - 1) * (FRAME_HEADER_LEN + self.page_len)
-    }
-
-    /// Reads what a frame has, which is of this page.
-    fn read(&self, frame: u32, page: u32, bytes: &mut [u8]) -> io::Result<()> {
-        let mut number = [0; 4];
-        self.file.read_exact_at(&mut number, self.offset_of(frame))?;
-        if u32::from_be_bytes(number) != page {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        self.file.read_exact_at(bytes, self.offset_of(frame) + FRAME_HEADER_LEN)
-    }
-}
+use log::Log;
 
 /// What a checkpoint has to copy, as the index of the log says when it begins.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
-    /// The number of frames of the log that were in the database.
+    /// The number of frames of the log that are in the database.
     pub backfilled: u32,
+    /// The last frame that is to be copied.
+    last: u32,
     /// The page and the frame of whatever SQLite may pass over.
     passed_over: BTreeMap<u32, u32>,
     /// The length of a page in bytes.
@@ -85,13 +47,15 @@ pub(super) struct Begun {
     end: u64,
     /// The index does not say what is in the log.
     is_unknown: bool,
+    /// All of it is in the database, whatever SQLite is still to write.
+    is_all_there: bool,
 }
 
 impl Begun {
     pub fn with(index: &WalIndex) -> Begun {
         let (backfilled, page_len) = (index.backfilled(), u64::from(index.page_len()));
-        let begun = Begun { backfilled, page_len, ..Begun::default() };
         let (first, last) = (backfilled.saturating_add(1), index.attempted());
+        let begun = Begun { backfilled, last, page_len, ..Begun::default() };
         let mut newest = BTreeMap::new();
         for frame in first..=last {
             match index.page_of(frame) {
@@ -119,6 +83,9 @@ impl Begun {
 
     /// Whether the page at this offset is copied without SQLite.
     fn passes_over(&self, offset: u64) -> bool {
+        if self.is_all_there {
+            return true;
+        }
         let page = offset.checked_div(self.page_len).and_then(|page| u32::try_from(page + 1).ok());
         page.is_some_and(|page| self.passed_over.contains_key(&page))
     }
@@ -136,6 +103,11 @@ impl MainFile {
         }
         match self.write_page(bytes, offset) {
             SQLITE_OK => self.begun.end = self.begun.end.max(offset + bytes.len() as u64),
+            // What is written ahead of the commit has found no room.
+            SQLITE_FULL => {
+                let code = self.copy_in_parts();
+                return self.note_copied(code);
+            }
             code => return code,
         }
         let is_last = self.begun.is_copied() == Some(true);
@@ -169,12 +141,19 @@ impl MainFile {
         code
     }
 
-    /// Commits what a checkpoint has copied, together with what SQLite passes over.
+    /// Commits what a checkpoint has copied, together with what SQLite passes over; in parts if
+    /// there is no room for all of it.
     fn publish_checkpoint(&mut self) -> c_int {
         let code = match self.copy_passed_over() {
             SQLITE_OK => self.commit(Durability::Visible, self.checkpoint_busy()),
             code => code,
         };
+        let code = if code == SQLITE_FULL { self.copy_in_parts() } else { code };
+        self.note_copied(code)
+    }
+
+    /// Takes note of the outcome of a checkpoint, and returns it.
+    fn note_copied(&mut self, code: c_int) -> c_int {
         self.checkpoint = match code {
             SQLITE_OK => Checkpoint::Done,
             _ => Checkpoint::Failed(code),
@@ -182,31 +161,47 @@ impl MainFile {
         code
     }
 
-    fn copy_passed_over(&mut self) -> c_int {
-        let Some(index) = self.wal_index.as_ref().filter(|_| !self.begun.passed_over.is_empty())
-        else {
-            return SQLITE_OK;
-        };
-        // Somebody may have moved the log, and a VFS between this one and the host may keep it
-        // elsewhere. Then nothing is copied before no reader is in the way.
+    /// Opens the log that a checkpoint copies. Returns `None` where it is not beside the database:
+    /// somebody may have moved it, and a VFS between this one and the host may keep it elsewhere.
+    fn own_log(&self) -> io::Result<Option<Log>> {
         let path = companion::log_path(self.path.as_os_str().as_bytes());
-        let log = match path.map(|path| Log::open(&path, index)) {
-            Some(Ok(Some(log))) => log,
-            None | Some(Ok(None)) => return self.checkpoint_busy(),
-            Some(Err(_)) => return SQLITE_IOERR_READ,
+        match (path, &self.wal_index) {
+            (Some(path), Some(index)) => Log::open(path.as_ref(), index),
+            _ => Ok(None),
+        }
+    }
+
+    fn copy_passed_over(&mut self) -> c_int {
+        if self.wal_index.is_none() || self.begun.passed_over.is_empty() {
+            return SQLITE_OK;
+        }
+        let log = match self.own_log() {
+            Ok(Some(log)) => log,
+            // Nothing is copied before no reader is in the way.
+            Ok(None) => return self.checkpoint_busy(),
+            Err(_) => return SQLITE_IOERR_READ,
         };
-        let mut bytes = vec![0; log.page_len as usize];
         let passed_over = std::mem::take(&mut self.begun.passed_over);
-        for (&page, &frame) in &passed_over {
+        match self.copy_pages(&log, &passed_over) {
+            SQLITE_OK => {}
+            code => return code,
+        }
+        self.begun.passed_over = passed_over;
+        SQLITE_OK
+    }
+
+    /// Writes pages, each from a frame of the log.
+    fn copy_pages(&mut self, log: &Log, pages: &BTreeMap<u32, u32>) -> c_int {
+        let mut bytes = vec![0; log.page_len() as usize];
+        for (&page, &frame) in pages {
             if log.read(frame, page, &mut bytes).is_err() {
                 return SQLITE_IOERR_READ;
             }
-            match self.write_page(&bytes, u64::from(page - 1) * log.page_len) {
+            match self.write_page(&bytes, u64::from(page - 1) * log.page_len()) {
                 SQLITE_OK => {}
                 code => return code,
             }
         }
-        self.begun.passed_over = passed_over;
         SQLITE_OK
     }
 }

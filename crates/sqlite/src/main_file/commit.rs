@@ -83,7 +83,10 @@ impl MainFile {
                 SQLITE_OK
             }
             // If SQLite does not undo the changes, they are still to be dropped.
-            Err(error) => self.write_code(&error, io, busy),
+            Err(error) => {
+                self.make_room_after(&error);
+                self.write_code(&error, io, busy)
+            }
         }
     }
 
@@ -95,7 +98,7 @@ impl MainFile {
     }
 
     /// Drops the changes that are not committed, of a transaction or checkpoint that is over.
-    fn drop_changes(&mut self) {
+    pub(super) fn drop_changes(&mut self) {
         if let Some(file) = self.take_changed() {
             file.discard();
         }

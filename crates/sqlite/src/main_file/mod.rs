@@ -55,6 +55,7 @@ mod locks;
 mod open;
 mod pinning;
 mod reading;
+mod room;
 mod shared_memory;
 mod turns;
 mod unmade;
@@ -87,6 +88,7 @@ use light::Light;
 use locks::Locks;
 pub use open::{NewDatabases, POOL_SUFFIX, set_new_databases};
 use pinning::Pinning;
+use room::Room;
 use unmade::Unmade;
 use waits::Waits;
 
@@ -158,6 +160,7 @@ pub struct MainFile {
     writer: Option<WriterUse>,
     busy: BusyHandler,
     waits: Waits,
+    room: Room,
     /// Where SQLite stores the connection that uses the file; NULL if SQLite does not tell.
     connection: *const *const c_void,
     /// Counts the file among those of its connection.

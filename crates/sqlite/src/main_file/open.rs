@@ -16,6 +16,7 @@ use super::checkpoint::Begun;
 use super::light::Light;
 use super::locks::Locks;
 use super::pinning::Pinning;
+use super::room::Room;
 use super::waits::Waits;
 use super::{Backing, Checkpoint, MainFile};
 use crate::absent::Reader;
@@ -154,6 +155,7 @@ impl MainFile {
             synced: false,
             busy: BusyHandler::default(),
             waits: Waits::default(),
+            room: Room::default(),
             connection: std::ptr::null(),
             connection_use: None,
             has_read_only_medium: OnceCell::new(),

@@ -60,6 +60,7 @@ impl MainFile {
             Ok(()) => SQLITE_OK,
             // The engine has dropped the changes.
             Err(error) => {
+                self.make_room_after(&error);
                 let is_checkpoint = self.is_in_checkpoint();
                 let busy = if is_checkpoint { self.checkpoint_busy() } else { SQLITE_IOERR_WRITE };
                 self.write_code(&error, SQLITE_IOERR_WRITE, busy)

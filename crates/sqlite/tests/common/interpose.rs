@@ -48,6 +48,19 @@ pub fn disarm() {
     LEFT.store(-1, Ordering::SeqCst);
 }
 
+/// Makes writes of this process fail that would make a file longer than this.
+pub fn limit_files(len: Option<u64>) {
+    let limit = libc::rlimit {
+        rlim_cur: len.unwrap_or(libc::RLIM_INFINITY),
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: both calls get valid arguments.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+    }
+}
+
 /// Runs a closure whose calls do not count.
 pub fn uncounted<R>(run: impl FnOnce() -> R) -> R {
     UNCOUNTED.set(true);

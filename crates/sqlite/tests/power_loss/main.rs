@@ -127,7 +127,7 @@ fn changing_modes() {
 
 #[test]
 fn write_ahead_logs() {
-    crash(&["log, full", "log, normal", "log, not synced"]);
+    crash(&["log, full", "log, normal", "log, not synced", "log, little room"]);
 }
 
 #[test]

@@ -7,12 +7,12 @@ use hardpack_engine::FileId;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Fold, Options, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::Patience;
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
 use super::disk::{Note, POOL_NAMES, Promise};
 use super::model::{self, Model, Transaction};
 use super::recorder;
-use crate::common::{self, Random};
+use crate::common::{self, Random, interpose};
 
 /// Nothing runs in the background, so each run of a seed does the same.
 const PARAMETERS: &str = "&hardpack_background_cpu=0%25";
@@ -34,6 +34,8 @@ pub struct Shape {
     pub switches: bool,
     /// Whether operations on the whole database are frequent: VACUUM, backups into it.
     pub whole: bool,
+    /// Whether checkpoints have little room, so that they copy the log in parts, if at all.
+    pub cramped: bool,
     /// Whether the recording begins before the databases exist.
     pub creation: bool,
     /// The number of steps in the recorded part.
@@ -60,6 +62,7 @@ const fn shape(
         synchronous,
         switches: false,
         whole: false,
+        cramped: false,
         creation: false,
         steps: 16,
         earlier: 10,
@@ -73,6 +76,7 @@ pub const SHAPES: &[Shape] = &[
     shape("log, full", &["wal"], &["full", "extra"]),
     shape("log, normal", &["wal"], &["normal"]),
     shape("log, not synced", &["wal"], &["off"]),
+    Shape { cramped: true, ..shape("log, little room", &["wal"], &["normal", "full", "extra"]) },
     Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
     Shape { pools: 2, one_pool: true, ..shape("attached, one pool", ON_DISK, SYNCED) },
     Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
@@ -167,7 +171,10 @@ impl Setup {
             page_size: pick(random, &[512, 1024, 4096, 4096, 16384, 65536]),
             cache_size: pick(random, &[2, 5, 10, 100, 1000]),
             auto_vacuum: random.below(3),
-            auto_checkpoint: pick(random, &[0, 3, 20, 1000]),
+            auto_checkpoint: match shape.cramped {
+                true => 0,
+                false => pick(random, &[0, 3, 20, 1000]),
+            },
             exclusive: shape.pools == 1 && random.below(8) == 0,
             properties: format!(
                 "&hardpack_recordsize={record}&hardpack_compression={compression}\
@@ -275,6 +282,7 @@ impl Session {
             }
             18 if self.shape.switches => self.switch(),
             19 | 20 if self.shape.whole => self.whole(),
+            19 if self.shape.cramped => self.checkpoint(),
             21 if self.shape.whole && self.setup.journal != "wal" => self.backup(),
             22 => {
                 let (db, model) = (self.db(), &self.model.databases[0]);
@@ -337,7 +345,24 @@ impl Session {
 
     fn checkpoint(&mut self) -> Result<(), String> {
         let kind = pick(&mut self.random, &["passive", "full", "restart", "truncate"]);
-        self.db().execute_batch(&format!("pragma wal_checkpoint({kind})")).map_err(text)
+        let sql = format!("pragma wal_checkpoint({kind})");
+        if !self.shape.cramped {
+            return self.db().execute_batch(&sql).map_err(text);
+        }
+        for _ in 0..self.random.below(6) {
+            self.transact()?;
+        }
+        let pool = self.shape.pool(&self.directory, 0);
+        let len = pool.metadata().map_err(|error| error.to_string())?.len();
+        interpose::limit_files(Some(len + 512 * self.random.below(120)));
+        let done = self.db().execute_batch(&sql);
+        interpose::limit_files(None);
+        match done {
+            Err(error) if error.sqlite_error_code() != Some(ErrorCode::DiskFull) => {
+                Err(text(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Starts or ends a reader on another connection. With a write-ahead log it keeps its snapshot

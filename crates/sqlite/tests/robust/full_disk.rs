@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Random, ledger, run, text, uri, value, with_suffix};
 use rusqlite::Connection;
@@ -405,6 +406,200 @@ fn a_failed_checkpoint_is_not_taken_for_done() {
         }
         checkpoint_fails("passive", true, synchronous);
     }
+}
+
+/// A database whose log has filled the disk. Each transaction has changed twenty rows, and set
+/// their round to its own number.
+struct FilledByLog {
+    db: Connection,
+    path: PathBuf,
+    ballast: PathBuf,
+    /// The round of each row.
+    rounds: Vec<i64>,
+    disk: SmallDisk,
+}
+
+impl FilledByLog {
+    const ROW_COUNT: i64 = 2000;
+    const CHECKPOINT: &str = "pragma wal_checkpoint(truncate)";
+
+    /// `at` is called before each transaction, with its number.
+    fn new(
+        pragmas: &str,
+        has_room: bool,
+        is_scattered: bool,
+        mut at: impl FnMut(&Connection, &Path, i64),
+    ) -> Option<Self> {
+        let disk = SmallDisk::mount(32 << 10)?;
+        let path = disk.path("pool.hpk");
+        let db = new_pool(&path, "pragma journal_mode=wal; pragma wal_autocheckpoint=0");
+        run(&db, pragmas);
+        run(&db, "create table t(id integer primary key, round, v); begin");
+        for id in 0..Self::ROW_COUNT {
+            run(&db, &format!("insert into t values({id}, 0, randomblob(2900))"));
+        }
+        run(&db, &format!("commit; {}", Self::CHECKPOINT));
+        if has_room {
+            // Half as much as the log will have.
+            run(&db, &format!("vacuum; {}", Self::CHECKPOINT));
+        }
+        for _ in 0..4 {
+            run(&db, &format!("update t set round = 0 where id = 0; {}", Self::CHECKPOINT));
+        }
+        let ballast = disk.fill(12 << 10);
+        let mut rounds = vec![0; Self::ROW_COUNT as usize];
+        let mut random = Random(7);
+        for round in 1.. {
+            at(&db, &path, round);
+            let ids: Vec<i64> = (0..20)
+                .map(|n| match is_scattered {
+                    true => random.below(Self::ROW_COUNT as u64) as i64,
+                    false => (round * 20 + n) % Self::ROW_COUNT,
+                })
+                .collect();
+            let list = ids.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+            let change = format!("round = {round}, v = randomblob(2900) where id in ({list})");
+            match db.execute_batch(&format!("update t set {change}")) {
+                Ok(()) => ids.iter().for_each(|id| rounds[*id as usize] = round),
+                Err(error) => {
+                    assert!(is_full(&error), "{error}");
+                    break;
+                }
+            }
+        }
+        assert!(with_suffix(&path, "-wal").metadata().unwrap().len() > 10 << 20);
+        let this = FilledByLog { disk, path, ballast, db, rounds };
+        this.assert_holds(&this.db);
+        Some(this)
+    }
+
+    fn rounds_in(db: &Connection) -> Vec<i64> {
+        let mut query = db.prepare("select round from t order by id").unwrap();
+        query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    }
+
+    fn assert_holds(&self, db: &Connection) {
+        assert!(Self::rounds_in(db) == self.rounds);
+        assert_eq!(text(db, "pragma integrity_check"), "ok");
+    }
+
+    /// Asserts that the whole log can be copied, on the full disk, and that work goes on there.
+    fn assert_is_copied(self) {
+        assert_eq!(value::<i64>(&self.db, Self::CHECKPOINT), 0);
+        assert_eq!(with_suffix(&self.path, "-wal").metadata().unwrap().len(), 0);
+        self.assert_holds(&self.db);
+        self.assert_holds(&crate::common::open(&self.path));
+        let FilledByLog { disk, path, ballast, db, rounds } = self;
+        drop(db);
+        let db = crate::common::open(&path);
+        let this = FilledByLog { disk, path, ballast, db, rounds };
+        this.assert_holds(&this.db);
+        run(&this.db, "update t set round = -1 where id = 0");
+        std::fs::remove_file(&this.ballast).unwrap();
+        let path = this.path.clone();
+        drop(this.db);
+        crate::common::assert_pool_is_clean(&path);
+    }
+}
+
+/// A log that has filled the disk is copied in parts where the pool has no room for all of it at
+/// once: what a part replaces is the room of the next.
+#[test]
+fn a_log_that_has_filled_the_disk_is_copied_in_parts() {
+    for pragmas in ["pragma synchronous=full; pragma cache_size=5", "pragma synchronous=off"] {
+        for is_scattered in [false, true] {
+            let Some(filled) = FilledByLog::new(pragmas, true, is_scattered, |_, _, _| {}) else {
+                return;
+            };
+            filled.assert_is_copied();
+        }
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Readers notice nothing of that: one in the middle of the log, which stops the checkpoint there,
+/// and others that begin and end all the time.
+#[test]
+fn readers_beside_a_checkpoint_in_parts() {
+    let mut old = None;
+    let Some(filled) =
+        FilledByLog::new("pragma synchronous=normal", true, true, |_, path, round| {
+            if round == 60 {
+                let reader = crate::common::open(path);
+                run(&reader, "begin");
+                old = Some((FilledByLog::rounds_in(&reader), reader));
+            }
+        })
+    else {
+        return;
+    };
+    let (old_rounds, old) = old.expect("there were 60 transactions");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Whatever happens, the others are to end.
+        let _over = Over(&is_over);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let db = crate::common::open(&filled.path);
+                while !is_over.load(Ordering::SeqCst) {
+                    assert!(FilledByLog::rounds_in(&db) == filled.rounds);
+                }
+            });
+        }
+        let row = |row: &rusqlite::Row| Ok([row.get(0)?, row.get(1)?, row.get(2)?]);
+        let [busy, len, copied]: [i64; 3] =
+            filled.db.query_row("pragma wal_checkpoint(passive)", [], row).unwrap();
+        assert!(busy == 0 && copied > 500 && copied < len, "{busy} {copied} {len}");
+        for _ in 0..2 {
+            assert!(FilledByLog::rounds_in(&old) == old_rounds);
+            assert!(FilledByLog::rounds_in(&filled.db) == filled.rounds);
+        }
+        run(&old, "commit");
+        let copied = filled.db.query_row("pragma wal_checkpoint(passive)", [], row).unwrap();
+        assert_eq!(copied, [0, len, len]);
+    });
+    drop(old);
+    filled.assert_is_copied();
+}
+
+/// Where a transaction has no room, all before it are in the pool, and nothing of it.
+#[test]
+fn a_checkpoint_in_parts_ends_where_a_transaction_does() {
+    let mut before = Vec::new();
+    let Some(filled) =
+        FilledByLog::new("pragma synchronous=normal", true, false, |db, _, round| {
+            if round == 5 {
+                before = FilledByLog::rounds_in(db);
+                run(db, "update t set v = randomblob(2900)");
+            }
+        })
+    else {
+        return;
+    };
+    let elsewhere = tempfile::tempdir().unwrap();
+    for turn in 0..2 {
+        let done = filled.db.execute_batch(FilledByLog::CHECKPOINT);
+        assert!(done.as_ref().is_err_and(is_full), "{done:?}");
+        filled.assert_holds(&filled.db);
+        filled.assert_holds(&crate::common::open(&filled.path));
+        let without_log = elsewhere.path().join(format!("{turn}.hpk"));
+        std::fs::copy(&filled.path, &without_log).unwrap();
+        let db = crate::common::open(&without_log);
+        let found = FilledByLog::rounds_in(&db);
+        assert!(found == before, "{turn}: up to round {:?}", found.iter().max());
+        assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    }
+    std::fs::remove_file(&filled.ballast).unwrap();
+    std::fs::write(&filled.ballast, []).unwrap();
+    filled.assert_is_copied();
 }
 
 /// A property that cannot be set is reported with a code that a program can act on, and can be set

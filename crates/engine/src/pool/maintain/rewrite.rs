@@ -80,6 +80,11 @@ pub struct Step {
 }
 
 impl Step {
+    /// Returns how many bytes fewer the rewritten slots take.
+    pub fn freed_len(&self) -> u64 {
+        self.stored_before.saturating_sub(self.stored_after)
+    }
+
     /// Adds the results of another step, and takes over its `next`.
     pub fn add(&mut self, other: Step) {
         self.next = other.next;
@@ -298,6 +303,11 @@ impl<'a> Rewrite<'a> {
     }
 
     /// Finds regions to rewrite from `from` on, and where to continue after them.
+    /// Returns where the step after the one that begins at `from` begins.
+    pub fn next_from(&self, from: u64, limits: &StepLimits) -> Result<Option<u64>> {
+        Ok(self.gather(from, limits)?.1)
+    }
+
     fn gather(&self, from: u64, limits: &StepLimits) -> Result<(Vec<Region>, Option<u64>)> {
         self.pool.read(|source| {
             let mut regions = Vec::new();

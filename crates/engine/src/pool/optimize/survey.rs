@@ -563,7 +563,7 @@ impl Optimisation {
 impl Pool {
     /// Returns which records of a file snapshots hold, by their births, so that their space would
     /// not become free.
-    pub(super) fn held_by_snapshots_of(
+    pub(in crate::pool) fn held_by_snapshots_of(
         &self,
         file: FileId,
         births: impl Iterator<Item = Txg> + Clone,

@@ -1,0 +1,128 @@
+//! Copies a log in parts where the pool has no room for all of it at once.
+//!
+//! What a commit replaces can be used again only behind it, so a checkpoint needs room for all that
+//! it copies. On a disk that is full, often of that very log, there may be less. Then each part is
+//! a commit of its own, durable, so that the next one has the room of what it replaces.
+//!
+//! Each part ends where a transaction ends, so that each state of the pool has a whole one. Nobody
+//! else notices: a checkpoint copies no frames that are newer than what any reader reads, and lets
+//! in nobody who reads only the database. If no more of it can be copied, the parts before count.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::io;
+
+use hardpack_engine::store::Durability;
+
+use super::super::MainFile;
+use super::log::{FrameHeader, Log};
+use crate::ffi::*;
+
+/// How much of a log is one part at most, in bytes. More would be written ahead of the commit.
+const PART_LEN_MAX: u64 = 8 << 20;
+/// What part of the free space a part of the log may take at most. Without some that is left, no
+/// record can be written anew, and then patches take more and more.
+const ROOM_PART: u64 = 3;
+/// How often to try a transaction that nothing can make smaller. An attempt that fails makes the
+/// next one look for room (`store/txn/room.rs` of the engine). More follow as long as patches can
+/// be folded.
+const ATTEMPTS: u32 = 2;
+
+/// Frames behind those that are in the database already.
+struct Frames {
+    headers: Vec<FrameHeader>,
+    /// The number of the last frame before them.
+    before: u32,
+}
+
+impl Frames {
+    /// Reads the headers of these frames, the last of which ends a transaction.
+    fn read(log: &Log, before: u32, last: u32) -> io::Result<Frames> {
+        let headers =
+            (before + 1..=last).map(|frame| log.header_of(frame)).collect::<Result<_, _>>()?;
+        Ok(Frames { headers, before })
+    }
+
+    /// The length of the database in pages behind the last frame.
+    fn page_count(&self) -> u32 {
+        self.headers.last().map_or(0, |last| last.page_count)
+    }
+
+    /// Returns how many frames are a part that begins with the one at this index: as many whole
+    /// transactions as have at most `count_max` frames, or else one.
+    fn part_at(&self, start: usize, count_max: usize) -> usize {
+        let mut ends = (start..self.headers.len()).filter(|&at| self.headers[at].page_count > 0);
+        let Some(first) = ends.next() else { return self.headers.len() - start };
+        ends.take_while(|end| end - start < count_max).last().unwrap_or(first) + 1 - start
+    }
+
+    /// Returns the pages of a part, each with its newest frame there.
+    fn pages_of(&self, start: usize, count: usize) -> BTreeMap<u32, u32> {
+        // What lies behind the end of the database is cut off.
+        let page_count = self.page_count();
+        (self.before + 1 + start as u32..)
+            .zip(&self.headers[start..start + count])
+            .map(|(frame, header)| (header.page, frame))
+            .filter(|(page, _)| *page <= page_count)
+            .collect()
+    }
+}
+
+impl MainFile {
+    /// Copies what the checkpoint was to copy, after an attempt at all of it has failed for lack of
+    /// space.
+    pub(super) fn copy_in_parts(&mut self) -> c_int {
+        // Their cause is the same for the parts.
+        self.drop_changes();
+        let Some(log) = self.own_log().ok().flatten() else { return SQLITE_FULL };
+        if !matches!(self.is_piece(), Ok(false)) {
+            return SQLITE_FULL;
+        }
+        let (before, last) = (self.begun.backfilled, self.begun.last);
+        let frames = match Frames::read(&log, before, last) {
+            Ok(frames) if frames.page_count() > 0 => frames,
+            Ok(_) => return SQLITE_FULL,
+            Err(_) => return SQLITE_IOERR_READ,
+        };
+        // With `synchronous=OFF` SQLite has not done this, and what is durable in the database must
+        // be so in the log.
+        if log.sync().is_err() {
+            return SQLITE_IOERR_FSYNC;
+        }
+        let (mut start, mut attempts, mut count_max) = (0, 0, usize::MAX);
+        while start < frames.headers.len() {
+            let len_max = PART_LEN_MAX.min(self.room() / ROOM_PART);
+            count_max = count_max.min((len_max / log.page_len()) as usize);
+            let count = frames.part_at(start, count_max);
+            let pages = frames.pages_of(start, count);
+            let code = self.copy_part(&log, &pages);
+            match code {
+                SQLITE_OK => {
+                    start += count;
+                    self.begun.backfilled = before + start as u32;
+                    (count_max, attempts) = (count_max.saturating_mul(2), 0);
+                    self.make_room(pages.len() as u64 * log.page_len());
+                }
+                SQLITE_FULL if frames.part_at(start, 0) < count => {
+                    self.drop_changes();
+                    count_max = count / 2;
+                }
+                SQLITE_FULL if attempts + 1 < ATTEMPTS || self.room.freed > 0 => {
+                    self.drop_changes();
+                    attempts += 1;
+                }
+                code => return code,
+            }
+        }
+        self.begun.is_all_there = true;
+        SQLITE_OK
+    }
+
+    /// Commits a part.
+    fn copy_part(&mut self, log: &Log, pages: &BTreeMap<u32, u32>) -> c_int {
+        match self.copy_pages(log, pages) {
+            SQLITE_OK => self.commit(Durability::Durable, self.checkpoint_busy()),
+            code => code,
+        }
+    }
+}
