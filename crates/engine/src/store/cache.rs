@@ -16,7 +16,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use super::format::node::Node;
-use super::format::pointer::ExtentKey;
+use super::format::pointer::{ExtentKey, Filter};
 use super::format::trees::TreeId;
 use super::placed::Placed;
 use super::window::WINDOW_LEN;
@@ -41,6 +41,9 @@ const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 const OUTDATED_SHARE: u64 = 128;
 /// The most that one commit can give up and name; more of it ages out.
 const OUTDATED_COUNT_MAX: usize = 1 << 16;
+
+/// The length of the shortest page of a database.
+const PAGE_LEN_MIN: usize = 512;
 
 type NodeKey = (u64, TreeId, ExtentKey);
 type DataKey = (u64, ExtentKey, Part);
@@ -104,6 +107,21 @@ struct Leaving {
     len: u64,
 }
 
+/// The part of the caches that one pool has, from its opening to its end.
+#[derive(Debug)]
+pub(super) struct CacheShare {
+    pub caches: Arc<Caches>,
+    /// Keeps the entries of the pool apart from those of others.
+    pub number: u64,
+}
+
+impl Drop for CacheShare {
+    fn drop(&mut self) {
+        // Nobody would find them: the next who opens the pool has another number.
+        self.caches.forget(self.number);
+    }
+}
+
 /// Caches that all pools of a process can share.
 pub struct Caches {
     nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
@@ -124,15 +142,16 @@ impl Caches {
             nodes: sharded(nodes, (nodes / 4096) as usize, NODE_SHARD_MIN_BYTES, NodeWeighter),
             data: sharded(data, (data / 65536) as usize, SHARD_MIN_BYTES, DataWeighter),
             leaving: Mutex::default(),
-            placed: Mutex::default(),
+            placed: Mutex::new(Placed::new(capacity_bytes)),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
     }
 
-    /// Returns a number that keeps the entries of one pool apart from those of others.
-    pub(super) fn register_pool(&self) -> u64 {
-        self.next_pool.fetch_add(1, Ordering::Relaxed)
+    /// Returns the share of a pool that is being opened.
+    pub(super) fn share(self: &Arc<Self>) -> Arc<CacheShare> {
+        let number = self.next_pool.fetch_add(1, Ordering::Relaxed);
+        Arc::new(CacheShare { caches: Arc::clone(self), number })
     }
 
     /// The capacity in bytes.
@@ -210,8 +229,13 @@ impl Caches {
         gone.into_iter().for_each(|one| self.remove(pool, one));
     }
 
-    /// Removes what is known to be in the caches for the longest: nodes and records. Pages stored
-    /// apart and spans of inflated extents are small, and age out.
+    fn forget(&self, pool: u64) {
+        self.nodes.retain(|key, _| key.0 != pool);
+        self.data.retain(|key, _| key.0 != pool);
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner).forget(pool);
+    }
+
+    /// Removes what the caches have of an extent.
     fn remove(&self, pool: u64, outdated: Cached) {
         match outdated {
             Cached::Node(tree, key) => drop(self.nodes.remove(&(pool, tree, key))),
@@ -220,6 +244,20 @@ impl Caches {
                 let parts = [Part::Whole, Part::Form].into_iter();
                 for part in parts.chain((0..windows).map(Part::Window)) {
                     self.data.remove(&(pool, key, part));
+                }
+                // If others have pushed that out, the spans age out, too.
+                if key.filter == Filter::Inflated as u8
+                    && let Some((_, starts)) = self.data.remove(&(pool, key, Part::SpanStarts))
+                {
+                    for start in starts.as_chunks::<4>().0 {
+                        let part = Part::Span(u32::from_le_bytes(*start));
+                        self.data.remove(&(pool, key, part));
+                    }
+                }
+                if key.filter == Filter::SqliteApart as u8 {
+                    for start in (0..key.extent_len).step_by(PAGE_LEN_MIN) {
+                        self.data.remove(&(pool, key, Part::Page(start)));
+                    }
                 }
             }
         }

@@ -111,7 +111,7 @@ impl Store {
                     let span = form.directory.span_at(at);
                     let bytes = Arc::new(form.restore(pointer, &span).map_err(failed)?);
                     let part = Part::Span(span.start as u32);
-                    self.caches.put_data(self.cache_id, key, part, Arc::clone(&bytes));
+                    self.cache.caches.put_data(self.cache.number, key, part, Arc::clone(&bytes));
                     (span.start, bytes)
                 }
             };
@@ -137,14 +137,19 @@ impl Store {
             None => {
                 let stored = self.read_stored(pointer)?;
                 let form = decompress_form(pointer, &stored).map_err(failed)?;
-                self.caches.put_data(self.cache_id, key, Part::Form, Arc::clone(&form.bytes));
+                self.cache.caches.put_data(
+                    self.cache.number,
+                    key,
+                    Part::Form,
+                    Arc::clone(&form.bytes),
+                );
                 self.settle(pointer, Cached::Data(key));
                 form
             }
         };
         let starts = form.directory.span_starts();
         let starts = starts.iter().flat_map(|start| start.to_le_bytes()).collect();
-        self.caches.put_data(self.cache_id, key, Part::SpanStarts, Arc::new(starts));
+        self.cache.caches.put_data(self.cache.number, key, Part::SpanStarts, Arc::new(starts));
         Ok(form)
     }
 
@@ -184,7 +189,7 @@ impl Store {
     /// where they begin.
     fn which_are_cached(&self, pointer: &Pointer, range: &Range<usize>) -> Vec<bool> {
         let Some(key) = pointer.extent_key() else { return Vec::new() };
-        let has = |part| self.caches.has_data(self.cache_id, key, part);
+        let has = |part| self.cache.caches.has_data(self.cache.number, key, part);
         if has(Part::Whole) {
             return vec![true];
         }
@@ -198,7 +203,7 @@ impl Store {
     }
 
     fn cached(&self, key: ExtentKey, part: Part) -> Option<Bytes> {
-        self.caches.cached_data(self.cache_id, key, part)
+        self.cache.caches.cached_data(self.cache.number, key, part)
     }
 }
 

@@ -53,7 +53,7 @@ mod tests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use self::cache::Caches;
+use self::cache::{CacheShare, Caches};
 use self::format::superblock::{Header, Superblock};
 use self::gate::WriterGate;
 use self::shared_cache::SharedCache;
@@ -89,8 +89,7 @@ const ANCHOR_COUNT_MAX: usize = 5;
 pub struct Store {
     device: Arc<dyn Device>,
     header: Header,
-    caches: Arc<Caches>,
-    cache_id: u64,
+    cache: Arc<CacheShare>,
     /// The cache that other processes use too, if it is asked for.
     shared: OnceLock<Arc<SharedCache>>,
     state: RwLock<Arc<State>>,
@@ -247,7 +246,7 @@ impl Store {
 
     /// The caches that this pool uses and may share with others.
     pub fn caches(&self) -> &Arc<Caches> {
-        &self.caches
+        &self.cache.caches
     }
 
     /// Whether reads see the same state whatever others commit.

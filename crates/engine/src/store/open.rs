@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use super::cache::Caches;
+use super::cache::{CacheShare, Caches};
 use super::clock::Clock;
 use super::format::superblock::{
     self, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
@@ -133,13 +133,12 @@ impl Store {
     }
 
     fn at_state(&self, state: Arc<State>, origin: Option<Origin>) -> Arc<Store> {
-        let (device, caches) = (Arc::clone(&self.device), Arc::clone(&self.caches));
-        let store = Store::with_header(device, caches, self.header);
+        // Cached extents of the pool are valid here too.
+        let (device, cache) = (Arc::clone(&self.device), Arc::clone(&self.cache));
+        let store = Store::with_share(device, cache, self.header);
         Arc::new(Store {
             read_only: true,
             is_pinned: true,
-            // Cached extents of the pool are valid here too.
-            cache_id: self.cache_id,
             shared: self.shared.clone(),
             state: RwLock::new(state),
             origin,
@@ -162,7 +161,10 @@ impl Store {
         caches: Arc<Caches>,
         header: Header,
     ) -> Store {
-        let cache_id = caches.register_pool();
+        Store::with_share(device, caches.share(), header)
+    }
+
+    fn with_share(device: Arc<dyn Device>, cache: Arc<CacheShare>, header: Header) -> Store {
         // This comes before the first read: writes lost earlier are in doubt (see
         // `recover/reaffirm.rs`), a later loss stops the store.
         let known_failures = device.syncs().map_or(0, Syncs::failures);
@@ -174,8 +176,7 @@ impl Store {
             known_failures,
             device,
             header,
-            caches,
-            cache_id,
+            cache,
             shared: OnceLock::new(),
             is_pinned: false,
             state: RwLock::new(Arc::new(empty_state())),

@@ -10,32 +10,48 @@ use std::collections::BTreeMap;
 use super::cache::Cached;
 use crate::units::{Run, Sector};
 
-/// How many extents are remembered; beyond that all are forgotten, and what is outdated ages out.
-const COUNT_MAX: usize = 1 << 16;
+/// How many extents are remembered at most; beyond that all are forgotten, and what is outdated
+/// ages out.
+const COUNT_MAX: u64 = 1 << 16;
+/// For each of them the caches have at least this many bytes, of which the note takes 1/16.
+const LEN_PER_NOTE: u64 = 2048;
 
 /// The extents of some pools, none of which overlap.
-#[derive(Default)]
-pub(super) struct Placed(BTreeMap<(u64, Sector), (Sector, Cached)>);
+pub(super) struct Placed {
+    extents: BTreeMap<(u64, Sector), (Sector, Cached)>,
+    count_max: usize,
+}
 
 impl Placed {
+    /// For caches of this capacity.
+    pub fn new(capacity_bytes: u64) -> Placed {
+        let count_max = (capacity_bytes / LEN_PER_NOTE).min(COUNT_MAX) as usize;
+        Placed { extents: BTreeMap::new(), count_max }
+    }
+
     /// Notes that an extent of a pool is in the caches. Returns those whose space it has.
     pub fn note(&mut self, pool: u64, run: Run, one: Cached) -> Vec<Cached> {
         let mut gone = Vec::new();
-        while let Some((&key, &(end, old))) = self.0.range(..(pool, run.end())).next_back() {
+        while let Some((&key, &(end, old))) = self.extents.range(..(pool, run.end())).next_back() {
             if key.0 != pool || end <= run.start {
                 break;
             }
             if old == one {
                 return gone;
             }
-            self.0.remove(&key);
+            self.extents.remove(&key);
             gone.push(old);
         }
-        if self.0.len() >= COUNT_MAX {
-            self.0.clear();
+        if self.extents.len() >= self.count_max {
+            self.extents.clear();
         }
-        self.0.insert((pool, run.start), (run.end(), one));
+        self.extents.insert((pool, run.start), (run.end(), one));
         gone
+    }
+
+    /// Forgets the extents of a pool.
+    pub fn forget(&mut self, pool: u64) {
+        self.extents.retain(|key, _| key.0 != pool);
     }
 }
 
@@ -64,7 +80,7 @@ mod tests {
         fn what_overlaps_leaves(
             extents in prop::collection::vec((0..2_u64, 0..60_u64, 1..12_u64, 0..200_u64), 1..300),
         ) {
-            let (mut placed, mut model) = (Placed::default(), Vec::<(u64, Run, u64)>::new());
+            let (mut placed, mut model) = (Placed::new(1 << 30), Vec::<(u64, Run, u64)>::new());
             for (pool, start, sectors, number) in extents {
                 let run = Run { start: Sector(start), sectors };
                 // The same bytes have one place.
@@ -92,11 +108,13 @@ mod tests {
 
     #[test]
     fn it_forgets_rather_than_grows() {
-        let mut placed = Placed::default();
-        for number in 0..3 * COUNT_MAX as u64 {
-            let run = Run { start: Sector(8 * number), sectors: 8 };
-            assert!(placed.note(1, run, data(number)).is_empty());
-            assert!(placed.0.len() <= COUNT_MAX);
+        for (capacity_bytes, count_max) in [(1 << 20, 512), (1 << 34, COUNT_MAX)] {
+            let mut placed = Placed::new(capacity_bytes);
+            for number in 0..3 * count_max {
+                let run = Run { start: Sector(8 * number), sectors: 8 };
+                assert!(placed.note(1, run, data(number)).is_empty());
+                assert!(placed.extents.len() as u64 <= count_max);
+            }
         }
     }
 }

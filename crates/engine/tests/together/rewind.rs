@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::common::limits::BoundedDevice;
 use crate::common::sim_device::{Disk, Fault, Op, SimDevice};
 use crate::common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
@@ -448,4 +449,56 @@ fn a_state_that_another_process_reads_is_not_taken_back() {
     let mut found = vec![0; 20_000];
     only_file(&reader).unwrap().read_pinned_at(&kept, &mut found, 0).unwrap();
     assert_eq!(found, [b'a'; 20_000]);
+}
+
+/// A disk with little room: to restore an older state takes a few sectors behind the end. Whether
+/// or not they fit, all states that were there can still be restored, also after the pool was
+/// closed, and whatever was asked for.
+#[test]
+fn a_rewind_on_a_full_disk_keeps_the_states() {
+    for (room, wrong) in [(0, false), (0, true), (128 << 10, false), (128 << 10, true)] {
+        let mut rng = Rng(1);
+        let bounded = Arc::new(BoundedDevice::new(Vec::new(), u64::MAX, u64::MAX));
+        bounded.tell_room();
+        let device: Arc<dyn Device> = bounded.clone();
+        let pool = create(&device, &[(Property::RecordSize, "4K")], 32 << 20);
+        let file = only_file(&pool).unwrap();
+        let mut commit = |numbers: std::ops::Range<u64>, is_zero: bool| {
+            for number in numbers {
+                let bytes = if is_zero { vec![0; 4096] } else { rng.noise(4000) };
+                file.write_at(&bytes, number * 4096).unwrap();
+            }
+            file.commit(Durability::Durable).unwrap();
+        };
+        commit(0..2000, false);
+        (0..3).for_each(|number| commit(number..number + 1, false));
+        let good = pool.state().txg();
+        commit(0..400, true);
+        pool.close().unwrap();
+        drop((file, pool));
+        bounded.set_len_max(bounded.len().unwrap() + room);
+
+        let open = || Pool::open(Arc::clone(&device), options(32 << 20)).unwrap();
+        let states = |pool: &Pool| -> Vec<Txg> {
+            let states = pool.states(&mut |_, _| {}).unwrap();
+            let sound = states.iter().filter(|state| state.problems.is_empty());
+            sound.map(|state| state.txg).collect()
+        };
+        let pool = open();
+        let before = states(&pool);
+        assert!(before.contains(&good));
+        let done = pool.rewind(if wrong { Txg(2) } else { good }, &mut |_| {});
+        assert_eq!(done.is_ok(), room > 0 && !wrong, "{room}: {done:?}");
+        pool.close().unwrap();
+        drop(pool);
+        let pool = open();
+        let after = states(&pool);
+        let gone = before.iter().filter(|txg| !after.contains(txg)).count();
+        // A commit, and a mark that it is durable.
+        assert!(gone <= if done.is_ok() { 3 } else { 1 }, "{room}, {wrong}: {before:?} {after:?}");
+        assert!(after.contains(&good), "{room}, {wrong}: {before:?} {after:?}");
+        bounded.set_len_max(u64::MAX);
+        pool.rewind(good, &mut |_| {}).unwrap();
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
 }

@@ -175,7 +175,8 @@ impl MainFile {
     /// Lets a writer go first that waits for readers to leave.
     fn give_way(&mut self) {
         let is_early = |(when, pause): &(Stopwatch, Duration)| when.elapsed() < *pause;
-        if self.waits.looked.as_ref().is_some_and(is_early) {
+        // Who was refused waits for the lock itself, as long as it may.
+        if self.waits.looked.as_ref().is_some_and(is_early) || self.waits.refusals() > 0 {
             return;
         }
         let Some(mark) = self.wish_mark() else { return };

@@ -7,8 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Location, Result};
 use crate::pool::namespace::entries::{self, ROOT};
 use crate::pool::{Options, Pool};
-use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Ask, Durability, Pin, Store};
+use crate::store::{Ask, Durability, Patience, Pin, Store};
 use crate::units::Txg;
 
 /// What is wrong with a state from before the pool had its root.
@@ -89,7 +88,7 @@ impl Pool {
         let store = self.store();
         let mut txn = match store.cut_short() {
             Some(_) => store.begin_on_cut()?,
-            None => store.begin(ChecksumKind::default())?,
+            None => store.begin_at_once(Patience::Endless)?,
         };
         let pool = self.pinned(txg)?;
         if !has_root(&pool)? {

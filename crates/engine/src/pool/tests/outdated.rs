@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
-use crate::pool::{Options, Pool, Property};
+use crate::pool::{Options, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::test_common::{Rng, create_options, only_file, read_all};
 
@@ -71,4 +71,29 @@ fn caches_of_a_reader_hold_what_is_there() {
     let (used, len) = (options.caches.used_bytes(), device.len().unwrap());
     assert!(used < 3 * len && 2 * used < CACHE_BYTES, "{used} bytes of {len} are in the cache");
     assert!(used >= RECORDS * RECORD_LEN, "{used} bytes are in the cache");
+}
+
+/// Who opens a pool, reads it and closes it again and again does not keep it many times.
+#[test]
+fn caches_hold_nothing_of_pools_that_were_closed() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let create = create_options(9, &[(Property::RecordSize, "64K")]);
+    let pool = Pool::create(Arc::clone(&device), &create, Options::new(1 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    file.write_at(&Rng(1).noise((RECORDS * RECORD_LEN) as usize), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.create_snapshot(ROOT, b"one", 0).unwrap();
+    drop((file, pool));
+    let options = Options::new(512 << 20);
+    for _ in 0..40 {
+        let pool = Pool::open(Arc::clone(&device), options.clone()).unwrap();
+        read_all(&only_file(&pool).unwrap()).unwrap();
+        assert!(options.caches.used_bytes() >= RECORDS * RECORD_LEN);
+        // A snapshot of it that is closed before does not take what the pool has.
+        drop(pool.open_snapshot(ROOT, b"one").unwrap());
+        assert!(options.caches.used_bytes() >= RECORDS * RECORD_LEN);
+        pool.close().unwrap();
+        drop(pool);
+        assert_eq!(options.caches.used_bytes(), 0);
+    }
 }

@@ -180,3 +180,30 @@ fn updates_of_parts_are_deltas() {
     assert!(read_all(&file).unwrap() == bytes);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
+
+/// Like `caches_of_a_reader_hold_what_is_there` in `outdated.rs`, for pages that are stored apart.
+#[test]
+fn caches_of_a_reader_hold_one_version_of_pages_apart() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let options = |len| Options { threads: Some(1), ..Options::new(len) };
+    let properties = [(Property::RecordSize, "128K"), (Property::Filter, "sqlite")];
+    let pool = Pool::create(Arc::clone(&device), &create_options(9, &properties), options(8 << 20))
+        .unwrap();
+    let file = only_file(&pool).unwrap();
+    let theirs = options(512 << 20);
+    let reader = Pool::open(Arc::clone(&device), theirs.clone()).unwrap();
+    let read = only_file(&reader).unwrap();
+    for round in 0..600_u64 {
+        let mut bytes = content();
+        bytes.truncate(RECORD);
+        bytes[5 * PAGE + 0xf04] = round as u8 & 0x7f;
+        bytes[9 * PAGE + 2000..9 * PAGE + 2008].copy_from_slice(&round.to_le_bytes());
+        bytes[20 * PAGE + 2000..20 * PAGE + 2100].copy_from_slice(&Rng(round).noise(100));
+        file.write_at(&bytes, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        reader.refresh().unwrap();
+        assert_read(&read, &bytes, 5 * PAGE, PAGE);
+    }
+    let (used, len) = (theirs.caches.used_bytes(), device.len().unwrap());
+    assert!(used < 3 * len, "{used} bytes of {len} are in the cache");
+}

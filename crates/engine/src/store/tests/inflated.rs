@@ -7,6 +7,7 @@ use super::space::{add, store_on};
 use crate::codec::{CodecId, deflated};
 use crate::device::{Device, MemoryDevice};
 use crate::error::Error;
+use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{EXTENT_LEN_MAX, Filter, Pointer};
 use crate::store::inflated::append_trailer;
@@ -87,4 +88,39 @@ fn forged_extents_are_refused() {
             assert!(!store.is_cached(&pointer) && store.peek(&pointer, 0..1).is_none());
         }
     }
+}
+
+/// A reader beside a writer holds one version of what it has read of inflated extents.
+#[test]
+fn caches_of_a_reader_hold_one_version_of_spans() {
+    use super::space::take;
+    const USUAL: u16 = 0x0f86;
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let store = store_on(&device, 9);
+    let theirs = Caches::new(512 << 20);
+    let mut reader = None;
+    for round in 0..400_u64 {
+        let text = Rng(round).text(100_000);
+        let stream = deflated(&text, USUAL).unwrap();
+        let len = stream.len() as u32;
+        let behind = [&b"ab"[..], &text].concat();
+        let good = form(&[(1, len, 100_000, USUAL)], &behind);
+        let encoding = Encoding { codec: CodecId::Raw, filter: Filter::Inflated, ..Encoding::RAW };
+        let mut stored = good.clone();
+        append_trailer(&mut stored, good.len());
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        take(&mut txn, 1).unwrap();
+        let pointer = txn.store_extent(&stored, encoding, len + 2, ChecksumKind::Xxh3).unwrap();
+        let pointer = Pointer { span_log2: 24, ..pointer };
+        add(&mut txn, 1, &pointer).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        let reader = reader
+            .get_or_insert_with(|| Store::open(Arc::clone(&device), Arc::clone(&theirs)).unwrap());
+        reader.refresh().unwrap();
+        let expected = [&b"a"[..], &stream, b"b"].concat();
+        let got = reader.read(&pointer).unwrap();
+        assert!(got.as_slice() == expected);
+    }
+    let (used, len) = (theirs.used_bytes(), device.len().unwrap());
+    assert!(used < 3 * len, "{used} bytes of {len} are in the cache");
 }

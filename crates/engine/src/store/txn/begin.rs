@@ -34,6 +34,9 @@ pub(in crate::store) enum MaySync {
     Yes,
     /// It has the turn.
     No,
+    /// It can, but no other commit may come first: on a full disk, those that look for room would
+    /// take all older states out of the ring.
+    AtOnce,
 }
 
 impl Store {
@@ -49,11 +52,28 @@ impl Store {
         checksum: ChecksumKind,
         patience: Patience,
     ) -> Result<Txn> {
+        self.begin_in_turn(checksum, patience, MaySync::Yes)
+    }
+
+    /// Like [`Store::begin_with`], for a transaction that needs the older states of the pool, or
+    /// leaves them to others. On a full disk it does without what commits before it would find.
+    pub(crate) fn begin_at_once(self: &Arc<Store>, patience: Patience) -> Result<Txn> {
+        let mut txn = self.begin_in_turn(ChecksumKind::default(), patience, MaySync::AtOnce)?;
+        txn.core.is_at_once = true;
+        Ok(txn)
+    }
+
+    fn begin_in_turn(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+        may_sync: MaySync,
+    ) -> Result<Txn> {
         if self.is_read_only() {
             return Err(self.refusal());
         }
         for _ in 0..ROOM_WAIT_COUNT_MAX {
-            let txn = self.begin_now(checksum, patience, MaySync::Yes)?;
+            let txn = self.begin_now(checksum, patience, may_sync)?;
             if txn.core.base.next_slot().is_some() {
                 return Ok(txn);
             }
@@ -64,7 +84,7 @@ impl Store {
                 break;
             }
         }
-        self.begin_now(checksum, patience, MaySync::Yes)
+        self.begin_now(checksum, patience, may_sync)
     }
 
     /// Like [`Store::begin_with`], whether or not there is room for a superblock. If it would have
@@ -149,6 +169,7 @@ impl Store {
             txn.rebase(newest);
         }
         txn.core.base.superblock.check_writable()?;
+        txn.core.is_at_once = true;
         Ok(txn)
     }
 

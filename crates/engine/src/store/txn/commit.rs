@@ -136,9 +136,12 @@ impl Txn {
         if durability == Durability::Durable && self.core.base.needs_successor() {
             self.mark();
         }
+        let is_at_once = self.core.is_at_once;
         if let Err(error) = self.publish() {
             drop(self);
-            store.make_room();
+            if !is_at_once {
+                store.make_room();
+            }
             return Err(error);
         }
         // Nobody else has committed yet, so this is the state published above, or the base.
@@ -152,7 +155,10 @@ impl Txn {
         if state.superblock.passing {
             drop(self);
             published();
-            let begin = &mut || store.begin(ChecksumKind::default());
+            let begin = &mut || match is_at_once {
+                true => store.begin_at_once(Patience::Endless),
+                false => store.begin(ChecksumKind::default()),
+            };
             return match store.make_passing_durable(&state, begin) {
                 Ok(()) => Ok(state),
                 // It is visible, so there is no way back, and nobody can rely on it either.
@@ -238,7 +244,7 @@ impl Txn {
             }
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
-            store.caches.leave(store.cache_id, std::mem::take(&mut self.core.given_up));
+            store.cache.caches.leave(store.cache.number, std::mem::take(&mut self.core.given_up));
             store.note_len(state.superblock.end.0 << self.core.ashift());
         }
         Ok(())
@@ -419,7 +425,7 @@ impl Store {
             }
             return Ok(());
         }
-        let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
+        let mut txn = match self.begin_at_once(Patience::None) {
             // The current writer will record it in its own superblock.
             Err(Error::Busy) => return Ok(()),
             begun => begun?,

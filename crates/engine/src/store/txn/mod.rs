@@ -112,6 +112,8 @@ pub(super) struct TxnCore {
     pub(super) is_bulk: bool,
     /// Whether every free sector counts, since the disk is full.
     pub(super) is_cramped: bool,
+    /// Whether it began at once (see [`Store::begin_at_once`]), and no commit is to follow either.
+    pub(super) is_at_once: bool,
     /// Whether holes of the file are left alone, too: to write there takes space.
     pub(super) spares_holes: bool,
     /// The maximum number of runs that the commit makes reusable; on a full disk, in addition to
@@ -165,6 +167,7 @@ impl Txn {
             tail: Tail::default(),
             is_bulk: false,
             is_cramped: false,
+            is_at_once: false,
             spares_holes: false,
             drain_count_max: DRAIN_COUNT_MAX,
             keeps_packed: false,
