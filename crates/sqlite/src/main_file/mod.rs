@@ -25,7 +25,8 @@
 //! last page, before SQLite tells readers that they may read its pages from the database, and while
 //! SQLite still heeds an error (`checkpoint.rs`). A connection that is alone with its log has no
 //! index of it that tells which page is the last, but SQLite truncates the database next if nothing
-//! was left out.
+//! was left out. If there is no room for all pages at once, they are committed in parts
+//! (`checkpoint/parts.rs`).
 //!
 //! The pool admits one transaction at a time, whichever of its files it changes. A commit holds it
 //! for a moment. A transaction that has written more than 32 MiB holds it from there to its end.
