@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// By how much a thread raises its nice value to give way: enough to be preempted at once, while it
 /// still gets a tenth of a processor that others want all the time.
@@ -21,6 +21,11 @@ const STEP_BEHIND: libc::c_int = 10;
 pub(crate) fn clock() -> Arc<dyn Fn() -> Duration + Send + Sync> {
     let began = Instant::now();
     Arc::new(move || began.elapsed())
+}
+
+/// Returns the time that files get, since 1970; nothing if the clock is before that.
+pub(crate) fn file_time() -> Option<Duration> {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
 /// Returns the number of processors, or 1 if it is unknown.

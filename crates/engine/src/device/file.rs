@@ -7,18 +7,21 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::{Range, RangeInclusive};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
 use super::pace::{Pace, TURN_COUNT};
 use super::wakeup::Wakeup;
-use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Slot, Syncs, fork, sys};
+use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Slot, Syncs, Version, fork, sys};
 use crate::system;
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
+/// The time of a file's last change is no finer than this: what changes it again just behind that
+/// may leave the same time.
+const TIME_STEP_MAX: Duration = Duration::from_millis(100);
 /// What syncs count as that take longer: nobody waits for them in vain.
 const SYNC_TIME_MAX: Duration = Duration::from_millis(20);
 /// The offset of the locks of those who sync for all: of the first one, and where several may at
@@ -448,6 +451,15 @@ impl Device for FileDevice {
 
     fn is_nameless(&self) -> bool {
         sys::link_count_of(&self.file) == Some(0)
+    }
+
+    fn version(&self) -> Option<Version> {
+        let found = self.file.metadata().ok()?;
+        let (seconds, nanoseconds) = (found.ctime(), found.ctime_nsec());
+        let changed = Duration::new(seconds.try_into().ok()?, nanoseconds.try_into().ok()?);
+        let is_settled = system::file_time()?.checked_sub(changed)? > TIME_STEP_MAX;
+        let file = (found.dev(), found.ino());
+        is_settled.then_some(Version { file, len: found.len(), changed })
     }
 
     fn lock_writer(&self) -> io::Result<()> {

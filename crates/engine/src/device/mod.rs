@@ -59,6 +59,14 @@ pub enum Awaited {
     FileReaders(FileId),
 }
 
+/// A medium as it was at some time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Version {
+    pub(crate) file: (u64, u64),
+    pub(crate) len: u64,
+    pub(crate) changed: Duration,
+}
+
 /// A flat, persistent array of bytes with one advisory lock for the pool's writer.
 #[expect(clippy::len_without_is_empty, reason = "the length can fail; nobody asks for emptiness")]
 pub trait Device: Send + Sync + Debug {
@@ -207,6 +215,10 @@ pub trait Device: Send + Sync + Debug {
     /// Whether it has no name any more: what is written to it is gone when it is closed.
     fn is_nameless(&self) -> bool {
         false
+    }
+    /// What differs once anybody has changed the medium; `None` if that cannot be told, or not yet.
+    fn version(&self) -> Option<Version> {
+        None
     }
     /// Waits for the pool's writer lock, which excludes writers of other processes.
     fn lock_writer(&self) -> io::Result<()>;

@@ -9,12 +9,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::Hash;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
+use super::cache_share::Closed;
 use super::format::node::Node;
 use super::format::pointer::{ExtentKey, Filter};
 use super::format::trees::TreeId;
@@ -107,29 +108,16 @@ struct Leaving {
     len: u64,
 }
 
-/// The part of the caches that one pool has, from its opening to its end.
-#[derive(Debug)]
-pub(super) struct CacheShare {
-    pub caches: Arc<Caches>,
-    /// Keeps the entries of the pool apart from those of others.
-    pub number: u64,
-}
-
-impl Drop for CacheShare {
-    fn drop(&mut self) {
-        // Nobody would find them: the next who opens the pool has another number.
-        self.caches.forget(self.number);
-    }
-}
-
 /// Caches that all pools of a process can share.
 pub struct Caches {
     nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
     data: Cache<DataKey, Bytes, DataWeighter>,
     leaving: Mutex<Leaving>,
     placed: Mutex<Placed>,
+    /// The pools whose entries are kept although nobody has them open, the oldest first.
+    pub(super) closed: Mutex<VecDeque<Closed>>,
     capacity_bytes: u64,
-    next_pool: AtomicU64,
+    pub(super) next_pool: AtomicU64,
 }
 
 impl Caches {
@@ -143,15 +131,10 @@ impl Caches {
             data: sharded(data, (data / 65536) as usize, SHARD_MIN_BYTES, DataWeighter),
             leaving: Mutex::default(),
             placed: Mutex::new(Placed::new(capacity_bytes)),
+            closed: Mutex::default(),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
-    }
-
-    /// Returns the share of a pool that is being opened.
-    pub(super) fn share(self: &Arc<Self>) -> Arc<CacheShare> {
-        let number = self.next_pool.fetch_add(1, Ordering::Relaxed);
-        Arc::new(CacheShare { caches: Arc::clone(self), number })
     }
 
     /// The capacity in bytes.
@@ -229,7 +212,8 @@ impl Caches {
         gone.into_iter().for_each(|one| self.remove(pool, one));
     }
 
-    fn forget(&self, pool: u64) {
+    /// Removes what the caches have of a pool.
+    pub(super) fn forget(&self, pool: u64) {
         self.nodes.retain(|key, _| key.0 != pool);
         self.data.retain(|key, _| key.0 != pool);
         self.placed.lock().unwrap_or_else(PoisonError::into_inner).forget(pool);

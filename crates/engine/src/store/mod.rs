@@ -18,6 +18,7 @@
 mod bases;
 mod buffer;
 pub mod cache;
+mod cache_share;
 mod clock;
 pub mod compact;
 pub mod compact_shared;
@@ -53,7 +54,8 @@ mod tests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use self::cache::{CacheShare, Caches};
+use self::cache::Caches;
+use self::cache_share::CacheShare;
 use self::format::superblock::{Header, Superblock};
 use self::gate::WriterGate;
 use self::shared_cache::SharedCache;

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use super::cache::{CacheShare, Caches};
+use super::cache::Caches;
+use super::cache_share::CacheShare;
 use super::clock::Clock;
 use super::format::superblock::{
     self, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
@@ -161,7 +162,8 @@ impl Store {
         caches: Arc<Caches>,
         header: Header,
     ) -> Store {
-        Store::with_share(device, caches.share(), header)
+        let share = CacheShare::of(caches, &device, header.guid);
+        Store::with_share(device, share, header)
     }
 
     fn with_share(device: Arc<dyn Device>, cache: Arc<CacheShare>, header: Header) -> Store {

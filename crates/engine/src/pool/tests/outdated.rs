@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, MemoryDevice};
+use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::pool::{Options, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::test_common::{Rng, create_options, only_file, read_all};
@@ -96,4 +96,88 @@ fn caches_hold_nothing_of_pools_that_were_closed() {
         drop(pool);
         assert_eq!(options.caches.used_bytes(), 0);
     }
+}
+
+/// Who opens a file again finds what was read of it before, as long as nobody has changed it.
+#[test]
+fn caches_keep_what_was_read_of_a_file_for_the_next_who_opens_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("p.hpk");
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create_new(&path).unwrap());
+    let create = create_options(9, &[(Property::RecordSize, "64K")]);
+    let options = Options::new(512 << 20);
+    let pool = Pool::create(device, &create, options.clone()).unwrap();
+    let file = only_file(&pool).unwrap();
+    file.write_at(&Rng(1).noise((RECORDS * RECORD_LEN) as usize), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.close().unwrap();
+    drop((file, pool));
+    // It was changed just now, and could be so again without another time.
+    assert_eq!(options.caches.used_bytes(), 0);
+
+    let open = || Pool::open_path(&path, options.clone()).unwrap();
+    let wait_until_settled = || {
+        let device = FileDevice::open(&path).unwrap();
+        while device.version().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    let read = |pool: Pool| {
+        read_all(&only_file(&pool).unwrap()).unwrap();
+        pool.close().unwrap();
+    };
+    wait_until_settled();
+    read(open());
+    let used = options.caches.used_bytes();
+    assert!(used >= RECORDS * RECORD_LEN, "{used}");
+    for _ in 0..5 {
+        let pool = open();
+        let file = only_file(&pool).unwrap();
+        let before = options.caches.used_bytes();
+        read_all(&file).unwrap();
+        drop(file);
+        assert_eq!(options.caches.used_bytes(), before);
+        pool.close().unwrap();
+    }
+    // One with the same content is another file.
+    let copy = directory.path().join("copy.hpk");
+    std::fs::copy(&path, &copy).unwrap();
+    let other = Pool::open_path(&copy, options.clone()).unwrap();
+    read_all(&only_file(&other).unwrap()).unwrap();
+    assert!(options.caches.used_bytes() >= used + RECORDS * RECORD_LEN);
+    drop(other);
+    // So is one that was changed, however little.
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes).unwrap();
+    wait_until_settled();
+    read(open());
+    assert!(options.caches.used_bytes() < used + RECORDS * RECORD_LEN);
+    assert!(options.caches.used_bytes() >= RECORDS * RECORD_LEN);
+}
+
+/// Entries are kept of some pools only.
+#[test]
+fn caches_keep_few_closed_pools() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options::new(512 << 20);
+    let create = create_options(9, &[(Property::RecordSize, "64K")]);
+    let paths: Vec<_> = (0..40).map(|n| directory.path().join(format!("{n}.hpk"))).collect();
+    for path in &paths {
+        let device: Arc<dyn Device> = Arc::new(FileDevice::create_new(path).unwrap());
+        let pool = Pool::create(device, &create, options.clone()).unwrap();
+        let file = only_file(&pool).unwrap();
+        file.write_at(&Rng(1).noise(RECORD_LEN as usize), 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        pool.close().unwrap();
+    }
+    while FileDevice::open(&paths[39]).unwrap().version().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    for path in &paths {
+        let pool = Pool::open_path(path, options.clone()).unwrap();
+        read_all(&only_file(&pool).unwrap()).unwrap();
+        pool.close().unwrap();
+    }
+    let used = options.caches.used_bytes();
+    assert!((16 * RECORD_LEN..20 * RECORD_LEN).contains(&used), "{used}");
 }

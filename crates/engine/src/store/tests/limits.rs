@@ -179,7 +179,6 @@ fn a_lookup_reads_a_path() {
 fn caches_of_a_usual_length_keep_the_longest_extents() {
     for cache_mib in [64, 128, 512, 2048] {
         let caches = Caches::new(cache_mib << 20);
-        let pool = caches.share();
         let segment = Arc::new(vec![0; EXTENT_LEN_MAX as usize]);
         for number in 0..16 {
             let key = ExtentKey {
@@ -190,8 +189,8 @@ fn caches_of_a_usual_length_keep_the_longest_extents() {
                 dictionary: 0,
                 extent_len: EXTENT_LEN_MAX,
             };
-            caches.put_data(pool.number, key, Part::Whole, Arc::clone(&segment));
-            let is_kept = caches.cached_data(pool.number, key, Part::Whole).is_some();
+            caches.put_data(1, key, Part::Whole, Arc::clone(&segment));
+            let is_kept = caches.cached_data(1, key, Part::Whole).is_some();
             assert!(is_kept, "number {number}, in {cache_mib} MiB");
         }
     }
