@@ -6,6 +6,7 @@
 //! opens a file that others have changed, or damaged, is to see what it holds now: the entries are
 //! kept only for a file that nobody has changed since.
 
+use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -26,7 +27,7 @@ pub(super) struct Closed {
 /// The entries of one pool in the caches.
 #[derive(Debug)]
 pub(super) struct CacheShare {
-    pub caches: Arc<Caches>,
+    caches: Arc<Caches>,
     /// Keeps them apart from those of other pools.
     pub number: u64,
     guid: [u8; 16],
@@ -39,6 +40,18 @@ impl CacheShare {
         let number = caches.reopened(device.version(), guid);
         let number = number.unwrap_or_else(|| caches.next_pool.fetch_add(1, Ordering::Relaxed));
         Arc::new(CacheShare { caches, number, guid, device: Arc::clone(device) })
+    }
+
+    pub fn caches(&self) -> &Arc<Caches> {
+        &self.caches
+    }
+}
+
+impl Deref for CacheShare {
+    type Target = Caches;
+
+    fn deref(&self) -> &Caches {
+        &self.caches
     }
 }
 

@@ -269,7 +269,7 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(of, pointer)?);
         };
-        let extent = self.cache.caches.data(self.cache.number, key, || {
+        let extent = self.cache.data(self.cache.number, key, || {
             let bytes = self.decompress(of, pointer)?;
             self.settle(pointer, Cached::Data(key));
             Ok(bytes)
@@ -308,7 +308,7 @@ impl Store {
     /// Puts the bytes of a pointer's extent into the cache.
     pub(super) fn put_cached(&self, pointer: &Pointer, bytes: Vec<u8>) {
         if let Some(key) = pointer.extent_key() {
-            self.cache.caches.put_data(self.cache.number, key, Part::Whole, Arc::new(bytes));
+            self.cache.put_data(self.cache.number, key, Part::Whole, Arc::new(bytes));
             self.settle(pointer, Cached::Data(key));
         }
     }
@@ -316,7 +316,7 @@ impl Store {
     /// Notes that the extent of a pointer enters the cache.
     pub(super) fn settle(&self, pointer: &Pointer, what: Cached) {
         if let Some(run) = pointer.run(self.ashift()) {
-            self.cache.caches.settle(self.cache.number, run, what);
+            self.cache.settle(self.cache.number, run, what);
         }
     }
 
@@ -326,7 +326,7 @@ impl Store {
         if pointer.is_inflated() {
             return self.has_inflated(pointer, &(0..pointer.len as usize));
         }
-        let has = |key| self.cache.caches.has_data(self.cache.number, key, Part::Whole);
+        let has = |key| self.cache.has_data(self.cache.number, key, Part::Whole);
         pointer.extent_key().is_some_and(has)
     }
 
@@ -351,7 +351,7 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return Err(no_node_extent(tree));
         };
-        self.cache.caches.node(self.cache.number, tree, key, || {
+        self.cache.node(self.cache.number, tree, key, || {
             let node = read()?;
             self.settle(pointer, Cached::Node(tree, key));
             Ok(node)
@@ -361,7 +361,7 @@ impl Store {
     /// Puts a tree node into the cache.
     pub(super) fn put_node(&self, tree: TreeId, pointer: &Pointer, node: &Arc<Node>) {
         if let Some(key) = pointer.extent_key() {
-            self.cache.caches.put_node(self.cache.number, tree, key, Arc::clone(node));
+            self.cache.put_node(self.cache.number, tree, key, Arc::clone(node));
             self.settle(pointer, Cached::Node(tree, key));
         }
     }

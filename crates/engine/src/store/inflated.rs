@@ -111,7 +111,7 @@ impl Store {
                     let span = form.directory.span_at(at);
                     let bytes = Arc::new(form.restore(pointer, &span).map_err(failed)?);
                     let part = Part::Span(span.start as u32);
-                    self.cache.caches.put_data(self.cache.number, key, part, Arc::clone(&bytes));
+                    self.cache.put_data(self.cache.number, key, part, Arc::clone(&bytes));
                     (span.start, bytes)
                 }
             };
@@ -137,19 +137,14 @@ impl Store {
             None => {
                 let stored = self.read_stored(pointer)?;
                 let form = decompress_form(pointer, &stored).map_err(failed)?;
-                self.cache.caches.put_data(
-                    self.cache.number,
-                    key,
-                    Part::Form,
-                    Arc::clone(&form.bytes),
-                );
+                self.cache.put_data(self.cache.number, key, Part::Form, Arc::clone(&form.bytes));
                 self.settle(pointer, Cached::Data(key));
                 form
             }
         };
         let starts = form.directory.span_starts();
         let starts = starts.iter().flat_map(|start| start.to_le_bytes()).collect();
-        self.cache.caches.put_data(self.cache.number, key, Part::SpanStarts, Arc::new(starts));
+        self.cache.put_data(self.cache.number, key, Part::SpanStarts, Arc::new(starts));
         Ok(form)
     }
 
@@ -189,7 +184,7 @@ impl Store {
     /// where they begin.
     fn which_are_cached(&self, pointer: &Pointer, range: &Range<usize>) -> Vec<bool> {
         let Some(key) = pointer.extent_key() else { return Vec::new() };
-        let has = |part| self.cache.caches.has_data(self.cache.number, key, part);
+        let has = |part| self.cache.has_data(self.cache.number, key, part);
         if has(Part::Whole) {
             return vec![true];
         }
@@ -203,7 +198,7 @@ impl Store {
     }
 
     fn cached(&self, key: ExtentKey, part: Part) -> Option<Bytes> {
-        self.cache.caches.cached_data(self.cache.number, key, part)
+        self.cache.cached_data(self.cache.number, key, part)
     }
 }
 

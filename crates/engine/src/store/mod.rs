@@ -248,7 +248,7 @@ impl Store {
 
     /// The caches that this pool uses and may share with others.
     pub fn caches(&self) -> &Arc<Caches> {
-        &self.cache.caches
+        self.cache.caches()
     }
 
     /// Whether reads see the same state whatever others commit.

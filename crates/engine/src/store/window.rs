@@ -139,7 +139,7 @@ impl Store {
             return Ok(None);
         }
         let bytes = Arc::new(self.decompress_window(pointer, stored, window)?);
-        self.cache.caches.put_data(self.cache.number, key, window.part(), Arc::clone(&bytes));
+        self.cache.put_data(self.cache.number, key, window.part(), Arc::clone(&bytes));
         self.settle(pointer, Cached::Data(key));
         Ok(window.slice(bytes, within))
     }
@@ -150,7 +150,7 @@ impl Store {
         within: &Range<usize>,
         window: &Window,
     ) -> Option<ExtentBytes> {
-        let cached = |part| self.cache.caches.cached_data(self.cache.number, key, part);
+        let cached = |part| self.cache.cached_data(self.cache.number, key, part);
         if let Some(whole) = cached(Part::Whole) {
             return ExtentBytes::whole(whole).get(within);
         }
@@ -163,11 +163,8 @@ impl Store {
     /// Returns bytes from a cached page that was stored apart. Such pages are found again and
     /// again, whatever becomes of others, so they say nothing about reuse.
     fn cached_page(&self, key: ExtentKey, within: &Range<usize>) -> Option<ExtentBytes> {
-        let page = self.cache.caches.cached_data(
-            self.cache.number,
-            key,
-            Part::Page(within.start as u32),
-        )?;
+        let page =
+            self.cache.cached_data(self.cache.number, key, Part::Page(within.start as u32))?;
         ExtentBytes::whole(page).get(&(0..within.len()))
     }
 
@@ -181,14 +178,13 @@ impl Store {
         if pointer.dictionary != 0 || !is_cheap {
             return false;
         }
-        self.cache.caches.is_full() && self.reuse.is_rare() || !self.has_window(pointer, key)
+        self.cache.is_full() && self.reuse.is_rare() || !self.has_window(pointer, key)
     }
 
     /// Whether the cache has any window of an extent.
     fn has_window(&self, pointer: &Pointer, key: ExtentKey) -> bool {
         let count = (pointer.extent_len as usize).div_ceil(WINDOW_LEN) as u32;
-        (0..count)
-            .any(|index| self.cache.caches.has_data(self.cache.number, key, Part::Window(index)))
+        (0..count).any(|index| self.cache.has_data(self.cache.number, key, Part::Window(index)))
     }
 
     /// Decodes the pages apart and returns the bytes in `range`, if one of them has them all.
@@ -208,7 +204,7 @@ impl Store {
                     let within = range.start - start..range.end - start;
                     found = ExtentBytes::whole(Arc::clone(&bytes)).get(&within);
                 }
-                self.cache.caches.put_data(self.cache.number, key, Part::Page(start as u32), bytes);
+                self.cache.put_data(self.cache.number, key, Part::Page(start as u32), bytes);
             })
         });
         decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
@@ -258,7 +254,7 @@ impl Store {
                 part.or_else(|| self.cached_page(key, &within))
             }
             None => {
-                let whole = self.cache.caches.cached_data(self.cache.number, key, Part::Whole)?;
+                let whole = self.cache.cached_data(self.cache.number, key, Part::Whole)?;
                 ExtentBytes::whole(whole).get(&within)
             }
         }
@@ -267,7 +263,7 @@ impl Store {
     /// Whether bytes of an extent are in the cache.
     pub fn is_cached_in_part(&self, pointer: &Pointer) -> bool {
         pointer.extent_key().is_some_and(|key| {
-            self.cache.caches.has_data(self.cache.number, key, Part::Whole)
+            self.cache.has_data(self.cache.number, key, Part::Whole)
                 || self.has_window(pointer, key)
                 || pointer.is_inflated() && self.has_inflated_in_part(pointer)
         })

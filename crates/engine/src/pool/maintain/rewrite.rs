@@ -302,12 +302,12 @@ impl<'a> Rewrite<'a> {
         Ok(estimate)
     }
 
-    /// Finds regions to rewrite from `from` on, and where to continue after them.
     /// Returns where the step after the one that begins at `from` begins.
     pub fn next_from(&self, from: u64, limits: &StepLimits) -> Result<Option<u64>> {
         Ok(self.gather(from, limits)?.1)
     }
 
+    /// Finds regions to rewrite from `from` on, and where to continue after them.
     fn gather(&self, from: u64, limits: &StepLimits) -> Result<(Vec<Region>, Option<u64>)> {
         self.pool.read(|source| {
             let mut regions = Vec::new();
