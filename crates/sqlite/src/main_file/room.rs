@@ -10,32 +10,62 @@ use hardpack_engine::Error;
 use super::{Backing, MainFile};
 
 /// How much room one failure makes, in bytes.
-const ROOM_WANTED: u64 = 1 << 20;
+pub(super) const ROOM_WANTED: u64 = 1 << 20;
+/// How many failures at most do without what was in vain for one before them.
+const PAUSE_MAX: u32 = 7;
 
-/// What the newest failure has done.
+/// How often to try again what was in vain: less and less often.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    pause: u32,
+    left: u32,
+}
+
+impl Patience {
+    /// Whether it is time to try again.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        is_due
+    }
+
+    pub fn note(&mut self, is_in_vain: bool) {
+        self.pause = if is_in_vain { (2 * self.pause + 1).min(PAUSE_MAX) } else { 0 };
+        self.left = self.pause;
+    }
+}
+
+/// What was done for room.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    /// Where the next one goes on, in bytes of the file.
+    /// Where the next attempt goes on, in bytes of the file.
     from: u64,
-    /// How many bytes are free now that were not.
-    pub freed: u64,
+    patience: Patience,
+    /// Whether to copy a log in parts, where all of it has no room.
+    pub parts: Patience,
 }
 
 impl MainFile {
-    /// Makes room for the next attempt if this error says that there is none.
+    /// Makes room for the next attempt if this error says that there is none. A checkpoint tries
+    /// again itself.
     pub(super) fn make_room_after(&mut self, error: &Error) {
-        if matches!(error, Error::NoSpace) {
-            self.make_room(ROOM_WANTED);
+        if matches!(error, Error::NoSpace)
+            && !self.is_in_checkpoint()
+            && self.room.patience.is_due()
+        {
+            let freed = self.make_room(ROOM_WANTED);
+            self.room.patience.note(freed == 0);
         }
     }
 
-    /// Makes about this many bytes free.
-    pub(super) fn make_room(&mut self, wanted: u64) {
-        let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else { return };
+    /// Makes about this many bytes free that were not, and returns how many it has.
+    pub(super) fn make_room(&mut self, wanted: u64) -> u64 {
+        let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else { return 0 };
         // Whoever needs the room has an error to report, or will.
         let made = pool.pool().fold_for_room(file.id(), self.room.from, wanted);
         let step = made.unwrap_or_default();
-        self.room = Room { from: step.next.unwrap_or(0), freed: step.freed_len() };
+        self.room.from = step.next.unwrap_or(0);
+        step.freed_len()
     }
 
     /// Returns how many bytes are free in the pool.

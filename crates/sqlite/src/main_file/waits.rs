@@ -71,6 +71,8 @@ pub(super) struct Waits {
     looked: Option<(Stopwatch, Duration)>,
     /// When SQLite was last told that a lock is taken, and how often in a row.
     refused: Option<(Stopwatch, u32)>,
+    /// The newest attempt to share the database was refused.
+    is_refused_reader: bool,
     /// How many of these there were since somebody woke the connection.
     in_vain: u32,
     /// The lock was the writer's, and SQLite has not begun again since.
@@ -118,6 +120,8 @@ impl MainFile {
         if code == SQLITE_BUSY {
             self.note_refused(false);
         }
+        // Whoever has got the lock gives way again the next time.
+        self.waits.is_refused_reader = code == SQLITE_BUSY;
         code
     }
 
@@ -176,7 +180,9 @@ impl MainFile {
     fn give_way(&mut self) {
         let is_early = |(when, pause): &(Stopwatch, Duration)| when.elapsed() < *pause;
         // Who was refused waits for the lock itself, as long as it may.
-        if self.waits.looked.as_ref().is_some_and(is_early) || self.waits.refusals() > 0 {
+        if self.waits.looked.as_ref().is_some_and(is_early)
+            || self.waits.is_refused_reader && self.waits.refusals() > 0
+        {
             return;
         }
         let Some(mark) = self.wish_mark() else { return };

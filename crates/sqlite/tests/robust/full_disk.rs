@@ -53,6 +53,12 @@ impl Drop for SmallDisk {
     }
 }
 
+/// Empties the file first: a child that another thread is just starting may still have it open.
+fn remove_ballast(path: &Path) {
+    std::fs::write(path, []).unwrap();
+    std::fs::remove_file(path).unwrap();
+}
+
 fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }
@@ -114,7 +120,7 @@ fn fills_up(pragmas: &str, blob_len: usize) {
             assert!(is_full(&insert_blob(&db, acked + 1, len).unwrap_err()));
         }
         assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}, round {round}");
-        std::fs::remove_file(&ballast).unwrap();
+        remove_ballast(&ballast);
         insert_blob(&db, acked + 1, blob_len).unwrap();
         assert_eq!(ledger::assert_sound(&db), acked + 1, "{pragmas}");
         run(&db, "delete from log");
@@ -122,7 +128,7 @@ fn fills_up(pragmas: &str, blob_len: usize) {
         run(&db, "pragma wal_checkpoint(truncate)");
         disk.fill(1500);
     }
-    std::fs::remove_file(&ballast).unwrap();
+    remove_ballast(&ballast);
     drop(db);
     crate::common::assert_pool_is_clean(&path);
     assert!(!with_suffix(&path, "-journal").exists());
@@ -164,7 +170,7 @@ fn in_exclusive_locking_mode() {
         };
         assert!(is_full(&error), "{pragmas}: {error}");
         assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}");
-        std::fs::remove_file(&ballast).unwrap();
+        remove_ballast(&ballast);
         assert_goes_on(db, &path, acked, pragmas);
     }
 }
@@ -199,7 +205,7 @@ fn in_exclusive_locking_mode_without_a_journal() {
         let db = new_pool(&path, &format!("{pragmas}; pragma synchronous={synchronous}"));
         let ballast = disk.fill(60);
         assert!(is_full(&insert_blob(&db, 2, 500_000).unwrap_err()), "{synchronous}");
-        std::fs::remove_file(&ballast).unwrap();
+        remove_ballast(&ballast);
         assert_eq!(ledger::assert_sound(&db), 1, "{synchronous}");
         assert_goes_on(db, &path, 1, synchronous);
     }
@@ -236,7 +242,7 @@ fn in_exclusive_locking_mode_with_two_databases() {
             if !db.is_autocommit() {
                 let _ = db.execute_batch("rollback");
             }
-            std::fs::remove_file(&ballast).unwrap();
+            remove_ballast(&ballast);
             let what = format!("{journal}, {synchronous}, {free_kib} KiB");
             let sum = "select group_concat(id || ' ' || hex(substr(v, 1, 8))) from ";
             let mut sums = Vec::new();
@@ -293,7 +299,7 @@ fn a_journal_that_is_left_does_not_keep_others_from_reading() {
         let ballast = disk.fill(0);
         assert_eq!(ledger::assert_sound(&crate::common::open(&path)), blob_count - 1);
         assert!(!journal.exists());
-        std::fs::remove_file(&ballast).unwrap();
+        remove_ballast(&ballast);
         let db = crate::common::open(&path);
         insert_blob(&db, blob_count, 1000).unwrap();
         assert_eq!(ledger::assert_sound(&db), blob_count);
@@ -349,7 +355,7 @@ fn without_a_journal() {
     run(&db, "pragma journal_mode=off");
     assert_eq!(ledger::assert_sound(&db), 1);
     assert!(is_full(&insert_blob(&db, 2, 1_000_000).unwrap_err()));
-    std::fs::remove_file(&ballast).unwrap();
+    remove_ballast(&ballast);
     let other = crate::common::open(&path);
     insert_blob(&other, 2, 1_000_000).unwrap();
     assert_eq!(ledger::assert_sound(&other), 2);
@@ -389,7 +395,7 @@ fn checkpoint_fails(mode: &str, with_reader: bool, synchronous: &str) {
     let (out, errors) =
         crate::common::shell(&outside, &["select count(*) from log; pragma integrity_check;"]);
     assert_eq!(out, format!("{count}\nok"), "{context}: {errors}");
-    std::fs::remove_file(&ballast).unwrap();
+    remove_ballast(&ballast);
     assert_eq!(value::<i64>(&db, "pragma wal_checkpoint(truncate)"), 0);
     assert_eq!(std::fs::metadata(with_suffix(&path, "-wal")).unwrap().len(), 0);
     assert_eq!(ledger::assert_sound(&db), count, "{context}");
@@ -495,7 +501,7 @@ impl FilledByLog {
         let this = FilledByLog { disk, path, ballast, db, rounds };
         this.assert_holds(&this.db);
         run(&this.db, "update t set round = -1 where id = 0");
-        std::fs::remove_file(&this.ballast).unwrap();
+        remove_ballast(&this.ballast);
         let path = this.path.clone();
         drop(this.db);
         crate::common::assert_pool_is_clean(&path);
@@ -597,7 +603,43 @@ fn a_checkpoint_in_parts_ends_where_a_transaction_does() {
         assert!(found == before, "{turn}: up to round {:?}", found.iter().max());
         assert_eq!(text(&db, "pragma integrity_check"), "ok");
     }
-    std::fs::remove_file(&filled.ballast).unwrap();
+    remove_ballast(&filled.ballast);
+    std::fs::write(&filled.ballast, []).unwrap();
+    filled.assert_is_copied();
+}
+
+/// Also if the database is shorter behind the last transaction than it was behind the first.
+#[test]
+fn a_part_has_what_later_transactions_cut_off() {
+    let mut before = Vec::new();
+    let filler = "pragma auto_vacuum=1; vacuum; create table filler(v); insert into filler with recursive \
+         n(i) as (select 1 union all select i + 1 from n where i < 300) select randomblob(2900) from n";
+    let pragmas = format!("pragma synchronous=normal; {filler}");
+    let Some(filled) = FilledByLog::new(&pragmas, false, true, |db, _, round| {
+        before.push(FilledByLog::rounds_in(db));
+        match round {
+            12 => run(db, "update t set v = randomblob(2900)"),
+            13 => run(db, "drop table filler"),
+            _ => {}
+        }
+    }) else {
+        return;
+    };
+    let ballast = std::fs::OpenOptions::new().write(true).open(&filled.ballast).unwrap();
+    ballast.set_len(ballast.metadata().unwrap().len() - (2 << 20)).unwrap();
+    drop(ballast);
+    let done = filled.db.execute_batch(FilledByLog::CHECKPOINT);
+    assert!(done.as_ref().is_err_and(is_full), "{done:?}");
+    filled.assert_holds(&filled.db);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let without_log = elsewhere.path().join("pool.hpk");
+    std::fs::copy(&filled.path, &without_log).unwrap();
+    let db = crate::common::open(&without_log);
+    assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    let found = FilledByLog::rounds_in(&db);
+    let round = before.iter().position(|rounds| *rounds == found);
+    assert!(round.is_some_and(|round| round > 3), "{round:?}");
+    remove_ballast(&filled.ballast);
     std::fs::write(&filled.ballast, []).unwrap();
     filled.assert_is_copied();
 }
@@ -623,7 +665,7 @@ fn properties() {
     assert!(is_full(&error), "{error}");
     assert!(error.to_string().contains("hardpack_compression: no space left"), "{error}");
     assert_eq!(ledger::assert_sound(&db), 1);
-    std::fs::remove_file(&ballast).unwrap();
+    remove_ballast(&ballast);
     run(&db, "pragma hardpack_compression='lz4'");
     assert_eq!(crate::common::text(&db, "pragma hardpack_compression"), "lz4");
     drop(db);
@@ -646,7 +688,7 @@ fn creation() {
     drop(db);
     assert!(crate::common::open_descriptors(disk.dir.path()).is_empty());
     let db = crate::common::open(&path);
-    std::fs::remove_file(&ballast).unwrap();
+    remove_ballast(&ballast);
     run(&db, "create table t(a)");
     crate::common::assert_integrity(&db);
     drop(db);

@@ -15,7 +15,7 @@ use crate::units::FileId;
 /// For room, a record is folded if its patches take more than this part of its own size.
 const WORTH_PART: u64 = 32;
 /// After this many steps in vain nothing more is folded for room.
-const VAIN_COUNT_MAX: u32 = 8;
+const VAIN_COUNT_MAX: u32 = 4;
 /// How many records a step looks at that makes room.
 const ROOM_LOOK_COUNT: usize = 1024;
 
@@ -63,6 +63,8 @@ impl Pool {
         };
         let is_worth = |region: &Region| self.frees_room(file, region).unwrap_or(false);
         let rewrite = Rewrite::new(self, file, RewriteScope::PatchedRecords, &is_worth)?;
+        // What others had compressed with other settings may become longer.
+        let rewrite = Rewrite { must_free: Some(WORTH_PART), ..rewrite };
         let mut sum = Step { next: Some(from), ..Step::default() };
         // Where one record finds no room, few others do, and where many have no patches, neither
         // have most.
@@ -80,8 +82,10 @@ impl Pool {
                 Err(error) => return Err(error),
             }
         }
-        // Only then is it free.
-        self.store().make_durable()?;
+        if sum.rewritten > 0 {
+            // Only then is it free.
+            self.store().make_durable()?;
+        }
         Ok(sum)
     }
 

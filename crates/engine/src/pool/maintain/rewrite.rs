@@ -118,6 +118,8 @@ pub(in crate::pool) struct Rewrite<'a> {
     pub record_len: Option<u64>,
     /// Whether a region should be rewritten.
     pub want: &'a dyn Fn(&Region) -> bool,
+    /// Whether a step counts only if it frees more than this part of what it rewrites.
+    pub must_free: Option<u64>,
     pub clear: Option<&'a Clear<'a>>,
 }
 
@@ -171,7 +173,7 @@ impl<'a> Rewrite<'a> {
             is_exact,
             ..WriteTarget::new(file, settings, pool.options())
         };
-        Ok(Rewrite { pool, target, scope, record_len: None, want, clear: None })
+        Ok(Rewrite { pool, target, scope, record_len: None, want, must_free: None, clear: None })
     }
 
     /// Takes one step from byte `from` of the file. If the step has a transaction, `note` may add
@@ -223,6 +225,9 @@ impl<'a> Rewrite<'a> {
             } else {
                 step.overtaken += 1;
             }
+        }
+        if self.must_free.is_some_and(|part| step.freed_len() * part <= step.stored_before) {
+            return Ok(Step { next, ..Step::default() });
         }
         note(&mut txn, next)?;
         txn.commit(Durability::Visible)?;

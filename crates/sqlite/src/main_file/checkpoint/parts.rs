@@ -17,6 +17,7 @@ use hardpack_engine::store::Durability;
 use super::super::MainFile;
 use super::log::{FrameHeader, Log};
 use crate::ffi::*;
+use crate::main_file::room::{Patience, ROOM_WANTED};
 
 /// How much of a log is one part at most, in bytes. More would be written ahead of the commit.
 const PART_LEN_MAX: u64 = 8 << 20;
@@ -58,8 +59,8 @@ impl Frames {
 
     /// Returns the pages of a part, each with its newest frame there.
     fn pages_of(&self, start: usize, count: usize) -> BTreeMap<u32, u32> {
-        // What lies behind the end of the database is cut off.
-        let page_count = self.page_count();
+        // What lies behind the end of the database there is cut off, or a later part has it anew.
+        let page_count = self.headers[start + count - 1].page_count;
         (self.before + 1 + start as u32..)
             .zip(&self.headers[start..start + count])
             .map(|(frame, header)| (header.page, frame))
@@ -74,6 +75,17 @@ impl MainFile {
     pub(super) fn copy_in_parts(&mut self) -> c_int {
         // Their cause is the same for the parts.
         self.drop_changes();
+        // SQLite itself asks for a checkpoint after each transaction behind a long log.
+        if !self.room.parts.is_due() && !self.has_log_lock {
+            return SQLITE_FULL;
+        }
+        let before = self.begun.backfilled;
+        let code = self.copy_each_part();
+        self.room.parts.note(code == SQLITE_FULL && self.begun.backfilled == before);
+        code
+    }
+
+    fn copy_each_part(&mut self) -> c_int {
         let Some(log) = self.own_log().ok().flatten() else { return SQLITE_FULL };
         if !matches!(self.is_piece(), Ok(false)) {
             return SQLITE_FULL;
@@ -90,26 +102,33 @@ impl MainFile {
             return SQLITE_IOERR_FSYNC;
         }
         let (mut start, mut attempts, mut count_max) = (0, 0, usize::MAX);
+        let mut folding = Patience::default();
         while start < frames.headers.len() {
             let len_max = PART_LEN_MAX.min(self.room() / ROOM_PART);
-            count_max = count_max.min((len_max / log.page_len()) as usize);
+            count_max = count_max.min((len_max / log.page_len()) as usize).max(1);
             let count = frames.part_at(start, count_max);
             let pages = frames.pages_of(start, count);
             let code = self.copy_part(&log, &pages);
+            if code == SQLITE_FULL {
+                self.drop_changes();
+            }
             match code {
                 SQLITE_OK => {
                     start += count;
                     self.begun.backfilled = before + start as u32;
                     (count_max, attempts) = (count_max.saturating_mul(2), 0);
-                    self.make_room(pages.len() as u64 * log.page_len());
+                    if folding.is_due() {
+                        let freed = self.make_room(pages.len() as u64 * log.page_len());
+                        folding.note(freed == 0);
+                    }
                 }
-                SQLITE_FULL if frames.part_at(start, 0) < count => {
-                    self.drop_changes();
-                    count_max = count / 2;
-                }
-                SQLITE_FULL if attempts + 1 < ATTEMPTS || self.room.freed > 0 => {
-                    self.drop_changes();
+                SQLITE_FULL if frames.part_at(start, 0) < count => count_max = count / 2,
+                SQLITE_FULL => {
+                    let has_made_room = self.make_room(ROOM_WANTED) > 0;
                     attempts += 1;
+                    if attempts >= ATTEMPTS && !has_made_room {
+                        return code;
+                    }
                 }
                 code => return code,
             }
