@@ -32,14 +32,17 @@ pub(super) struct CacheShare {
     pub number: u64,
     guid: [u8; 16],
     device: Arc<dyn Device>,
+    /// What the pool was opened as.
+    opened: Option<Version>,
 }
 
 impl CacheShare {
     /// Returns the share of a pool that is being opened.
     pub fn of(caches: Arc<Caches>, device: &Arc<dyn Device>, guid: [u8; 16]) -> Arc<CacheShare> {
-        let number = caches.reopened(device.version(), guid);
+        let opened = device.version();
+        let number = caches.reopened(opened, guid);
         let number = number.unwrap_or_else(|| caches.next_pool.fetch_add(1, Ordering::Relaxed));
-        Arc::new(CacheShare { caches, number, guid, device: Arc::clone(device) })
+        Arc::new(CacheShare { caches, number, guid, device: Arc::clone(device), opened })
     }
 
     pub fn caches(&self) -> &Arc<Caches> {
@@ -58,7 +61,7 @@ impl Deref for CacheShare {
 impl Drop for CacheShare {
     fn drop(&mut self) {
         let (number, guid) = (self.number, self.guid);
-        match self.device.version() {
+        match self.device.version().filter(|version| Some(*version) == self.opened) {
             Some(version) => self.caches.close(Closed { version, guid, number }),
             None => self.caches.forget(number),
         }

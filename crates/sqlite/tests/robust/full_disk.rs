@@ -644,6 +644,46 @@ fn a_part_has_what_later_transactions_cut_off() {
     filled.assert_is_copied();
 }
 
+/// Whoever opens the log next has forgotten how much of it is there, and goes on from there all
+/// the same: what is older is not copied over what is newer.
+#[test]
+fn a_checkpoint_in_parts_goes_on_where_another_has_stopped() {
+    let mut history = Vec::new();
+    let Some(mut filled) =
+        FilledByLog::new("pragma synchronous=normal", false, true, |db, _, _| {
+            history.push(FilledByLog::rounds_in(db));
+        })
+    else {
+        return;
+    };
+    let ballast = std::fs::OpenOptions::new().write(true).open(&filled.ballast).unwrap();
+    ballast.set_len(ballast.metadata().unwrap().len() - 700_000).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut reached = 0;
+    for turn in 0..8 {
+        match turn % 2 {
+            0 => drop(filled.db.execute_batch(FilledByLog::CHECKPOINT)),
+            // To close it is another checkpoint.
+            _ => {
+                let without = Connection::open_in_memory().unwrap();
+                drop(std::mem::replace(&mut filled.db, without));
+                filled.db = crate::common::open(&filled.path);
+            }
+        }
+        let without_log = elsewhere.path().join(format!("{turn}.hpk"));
+        std::fs::copy(&filled.path, &without_log).unwrap();
+        let db = crate::common::open(&without_log);
+        let found = FilledByLog::rounds_in(&db);
+        history.push(filled.rounds.clone());
+        let at = history.iter().position(|rounds| *rounds == found);
+        assert!(at.is_some_and(|at| at >= reached), "{turn}: {at:?} after {reached}");
+        reached = at.unwrap_or_default();
+        assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    }
+    assert!(reached > 3, "{reached}");
+    filled.assert_holds(&filled.db);
+}
+
 /// A property that cannot be set is reported with a code that a program can act on, and can be set
 /// later.
 #[test]
