@@ -22,6 +22,7 @@ const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
 /// The time of a file's last change is no finer than this: what changes it again just behind that
 /// may leave the same time.
 const TIME_STEP_MAX: Duration = Duration::from_millis(100);
+/// That of file systems that know whole seconds only, or even ones.
 const WHOLE_TIME_STEP_MAX: Duration = Duration::from_secs(4);
 /// What syncs count as that take longer: nobody waits for them in vain.
 const SYNC_TIME_MAX: Duration = Duration::from_millis(20);
@@ -458,7 +459,6 @@ impl Device for FileDevice {
         let found = self.file.metadata().ok()?;
         let (seconds, nanoseconds) = (found.ctime(), found.ctime_nsec());
         let changed = Duration::new(seconds.try_into().ok()?, nanoseconds.try_into().ok()?);
-        // Some file systems know whole seconds only, or even ones.
         let step = if nanoseconds == 0 { WHOLE_TIME_STEP_MAX } else { TIME_STEP_MAX };
         let is_settled = system::file_time()?.checked_sub(changed)? > step;
         let file = (found.dev(), found.ino());

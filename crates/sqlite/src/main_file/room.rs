@@ -16,12 +16,12 @@ const PAUSE_MAX: u32 = 7;
 
 /// How often to try again what was in vain: less and less often.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Backoff {
     pause: u32,
     left: u32,
 }
 
-impl Patience {
+impl Backoff {
     /// Whether it is time to try again.
     pub fn is_due(&mut self) -> bool {
         let is_due = self.left == 0;
@@ -40,21 +40,19 @@ impl Patience {
 pub(super) struct Room {
     /// Where the next attempt goes on, in bytes of the file.
     from: u64,
-    patience: Patience,
+    folding: Backoff,
     /// Whether to copy a log in parts, where all of it has no room.
-    pub parts: Patience,
+    pub parts: Backoff,
 }
 
 impl MainFile {
     /// Makes room for the next attempt if this error says that there is none. A checkpoint tries
     /// again itself.
     pub(super) fn make_room_after(&mut self, error: &Error) {
-        if matches!(error, Error::NoSpace)
-            && !self.is_in_checkpoint()
-            && self.room.patience.is_due()
+        if matches!(error, Error::NoSpace) && !self.is_in_checkpoint() && self.room.folding.is_due()
         {
             let freed = self.make_room(ROOM_WANTED);
-            self.room.patience.note(freed == 0);
+            self.room.folding.note(freed == 0);
         }
     }
 

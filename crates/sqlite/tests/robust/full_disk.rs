@@ -422,7 +422,8 @@ struct FilledByLog {
     ballast: PathBuf,
     /// The round of each row.
     rounds: Vec<i64>,
-    disk: SmallDisk,
+    /// Comes last: it is unmounted when nobody has a file open there.
+    _disk: SmallDisk,
 }
 
 impl FilledByLog {
@@ -474,7 +475,7 @@ impl FilledByLog {
             }
         }
         assert!(with_suffix(&path, "-wal").metadata().unwrap().len() > 10 << 20);
-        let this = FilledByLog { disk, path, ballast, db, rounds };
+        let this = FilledByLog { db, path, ballast, rounds, _disk: disk };
         this.assert_holds(&this.db);
         Some(this)
     }
@@ -484,27 +485,45 @@ impl FilledByLog {
         query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     }
 
+    /// Closes the database, and opens it again.
+    fn reopen(&mut self) {
+        drop(std::mem::replace(&mut self.db, Connection::open_in_memory().unwrap()));
+        self.db = crate::common::open(&self.path);
+    }
+
+    /// Returns the rounds in a copy of the pool that lacks the log.
+    fn rounds_without_log(&self) -> Vec<i64> {
+        let elsewhere = tempfile::tempdir().unwrap();
+        let copy = elsewhere.path().join("pool.hpk");
+        std::fs::copy(&self.path, &copy).unwrap();
+        let db = crate::common::open(&copy);
+        assert_eq!(text(&db, "pragma integrity_check"), "ok");
+        Self::rounds_in(&db)
+    }
+
+    /// Gives back so much of the disk, or all that the ballast has.
+    fn give_space(&self, len: u64) {
+        let ballast = std::fs::OpenOptions::new().write(true).open(&self.ballast).unwrap();
+        ballast.set_len(ballast.metadata().unwrap().len().saturating_sub(len)).unwrap();
+    }
+
     fn assert_holds(&self, db: &Connection) {
         assert!(Self::rounds_in(db) == self.rounds);
         assert_eq!(text(db, "pragma integrity_check"), "ok");
     }
 
     /// Asserts that the whole log can be copied, on the full disk, and that work goes on there.
-    fn assert_is_copied(self) {
+    fn assert_is_copied(mut self) {
         assert_eq!(value::<i64>(&self.db, Self::CHECKPOINT), 0);
         assert_eq!(with_suffix(&self.path, "-wal").metadata().unwrap().len(), 0);
         self.assert_holds(&self.db);
         self.assert_holds(&crate::common::open(&self.path));
-        let FilledByLog { disk, path, ballast, db, rounds } = self;
-        drop(db);
-        let db = crate::common::open(&path);
-        let this = FilledByLog { disk, path, ballast, db, rounds };
-        this.assert_holds(&this.db);
-        run(&this.db, "update t set round = -1 where id = 0");
-        remove_ballast(&this.ballast);
-        let path = this.path.clone();
-        drop(this.db);
-        crate::common::assert_pool_is_clean(&path);
+        self.reopen();
+        self.assert_holds(&self.db);
+        run(&self.db, "update t set round = -1 where id = 0");
+        remove_ballast(&self.ballast);
+        drop(self.db);
+        crate::common::assert_pool_is_clean(&self.path);
     }
 }
 
@@ -590,21 +609,15 @@ fn a_checkpoint_in_parts_ends_where_a_transaction_does() {
     else {
         return;
     };
-    let elsewhere = tempfile::tempdir().unwrap();
     for turn in 0..2 {
         let done = filled.db.execute_batch(FilledByLog::CHECKPOINT);
         assert!(done.as_ref().is_err_and(is_full), "{done:?}");
         filled.assert_holds(&filled.db);
         filled.assert_holds(&crate::common::open(&filled.path));
-        let without_log = elsewhere.path().join(format!("{turn}.hpk"));
-        std::fs::copy(&filled.path, &without_log).unwrap();
-        let db = crate::common::open(&without_log);
-        let found = FilledByLog::rounds_in(&db);
+        let found = filled.rounds_without_log();
         assert!(found == before, "{turn}: up to round {:?}", found.iter().max());
-        assert_eq!(text(&db, "pragma integrity_check"), "ok");
     }
-    remove_ballast(&filled.ballast);
-    std::fs::write(&filled.ballast, []).unwrap();
+    filled.give_space(u64::MAX);
     filled.assert_is_copied();
 }
 
@@ -625,22 +638,14 @@ fn a_part_has_what_later_transactions_cut_off() {
     }) else {
         return;
     };
-    let ballast = std::fs::OpenOptions::new().write(true).open(&filled.ballast).unwrap();
-    ballast.set_len(ballast.metadata().unwrap().len() - (2 << 20)).unwrap();
-    drop(ballast);
+    filled.give_space(2 << 20);
     let done = filled.db.execute_batch(FilledByLog::CHECKPOINT);
     assert!(done.as_ref().is_err_and(is_full), "{done:?}");
     filled.assert_holds(&filled.db);
-    let elsewhere = tempfile::tempdir().unwrap();
-    let without_log = elsewhere.path().join("pool.hpk");
-    std::fs::copy(&filled.path, &without_log).unwrap();
-    let db = crate::common::open(&without_log);
-    assert_eq!(text(&db, "pragma integrity_check"), "ok");
-    let found = FilledByLog::rounds_in(&db);
+    let found = filled.rounds_without_log();
     let round = before.iter().position(|rounds| *rounds == found);
     assert!(round.is_some_and(|round| round > 3), "{round:?}");
-    remove_ballast(&filled.ballast);
-    std::fs::write(&filled.ballast, []).unwrap();
+    filled.give_space(u64::MAX);
     filled.assert_is_copied();
 }
 
@@ -656,29 +661,19 @@ fn a_checkpoint_in_parts_goes_on_where_another_has_stopped() {
     else {
         return;
     };
-    let ballast = std::fs::OpenOptions::new().write(true).open(&filled.ballast).unwrap();
-    ballast.set_len(ballast.metadata().unwrap().len() - 700_000).unwrap();
-    let elsewhere = tempfile::tempdir().unwrap();
+    filled.give_space(700_000);
+    history.push(filled.rounds.clone());
     let mut reached = 0;
     for turn in 0..8 {
         match turn % 2 {
             0 => drop(filled.db.execute_batch(FilledByLog::CHECKPOINT)),
             // To close it is another checkpoint.
-            _ => {
-                let without = Connection::open_in_memory().unwrap();
-                drop(std::mem::replace(&mut filled.db, without));
-                filled.db = crate::common::open(&filled.path);
-            }
+            _ => filled.reopen(),
         }
-        let without_log = elsewhere.path().join(format!("{turn}.hpk"));
-        std::fs::copy(&filled.path, &without_log).unwrap();
-        let db = crate::common::open(&without_log);
-        let found = FilledByLog::rounds_in(&db);
-        history.push(filled.rounds.clone());
+        let found = filled.rounds_without_log();
         let at = history.iter().position(|rounds| *rounds == found);
         assert!(at.is_some_and(|at| at >= reached), "{turn}: {at:?} after {reached}");
         reached = at.unwrap_or_default();
-        assert_eq!(text(&db, "pragma integrity_check"), "ok");
     }
     assert!(reached > 3, "{reached}");
     filled.assert_holds(&filled.db);

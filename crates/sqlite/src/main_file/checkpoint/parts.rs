@@ -14,10 +14,10 @@ use std::io;
 
 use hardpack_engine::store::Durability;
 
-use super::super::MainFile;
 use super::log::{FrameHeader, Log};
 use crate::ffi::*;
-use crate::main_file::room::{Patience, ROOM_WANTED};
+use crate::main_file::MainFile;
+use crate::main_file::room::{Backoff, ROOM_WANTED};
 
 /// How much of a log is one part at most, in bytes. More would be written ahead of the commit.
 const PART_LEN_MAX: u64 = 8 << 20;
@@ -37,16 +37,16 @@ struct Frames {
 }
 
 impl Frames {
-    /// Reads the headers of these frames, the last of which ends a transaction.
+    /// Reads the headers of these frames.
     fn read(log: &Log, before: u32, last: u32) -> io::Result<Frames> {
         let headers =
             (before + 1..=last).map(|frame| log.header_of(frame)).collect::<Result<_, _>>()?;
         Ok(Frames { headers, before })
     }
 
-    /// The length of the database in pages behind the last frame.
-    fn page_count(&self) -> u32 {
-        self.headers.last().map_or(0, |last| last.page_count)
+    /// Whether they end with a transaction.
+    fn is_whole(&self) -> bool {
+        self.headers.last().is_some_and(|last| last.page_count > 0)
     }
 
     /// Returns how many frames are a part that begins with the one at this index: as many whole
@@ -67,9 +67,7 @@ impl Frames {
             .filter(|(page, _)| *page <= page_count)
             .collect()
     }
-}
 
-impl Frames {
     /// Returns how many frames are in the database already, up to the end of a transaction, given
     /// which frames have what the database has of their pages. SQLite forgets that when nobody has
     /// the log open, and to copy what is older than the database would mix the two.
@@ -121,7 +119,7 @@ impl MainFile {
         }
         let (before, last) = (self.begun.backfilled, self.begun.last);
         let frames = match Frames::read(&log, before, last) {
-            Ok(frames) if frames.page_count() > 0 => frames,
+            Ok(frames) if frames.is_whole() => frames,
             Ok(_) => return SQLITE_FULL,
             Err(_) => return SQLITE_IOERR_READ,
         };
@@ -136,7 +134,7 @@ impl MainFile {
         };
         self.begun.backfilled = before + start as u32;
         let (mut attempts, mut count_max) = (0, usize::MAX);
-        let mut folding = Patience::default();
+        let mut folding = Backoff::default();
         while start < frames.headers.len() {
             let len_max = PART_LEN_MAX.min(self.room() / ROOM_PART);
             count_max = count_max.min((len_max / log.page_len()) as usize).max(1);
