@@ -133,3 +133,36 @@ fn a_filtered_database_is_used_like_any() {
     assert_eq!(rows(&plain), rows(&output));
     assert!(filtered(&pool).0 > 0);
 }
+
+/// Whoever opens a database reads its schema. Where that came to be bit by bit, its leaves are all
+/// over the database, and none of them costs the decoding of the record around it.
+#[test]
+fn a_scattered_schema_is_read_page_by_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, pool) = (directory.path().join("a.db"), directory.path().join("a.hpk"));
+    let db = Connection::open(&path).unwrap();
+    db.execute_batch("CREATE TABLE log(id INTEGER PRIMARY KEY, at REAL, what TEXT)").unwrap();
+    for table in 0..120 {
+        db.execute_batch(&format!(
+            "CREATE TABLE t{table}(id INTEGER PRIMARY KEY, {}); WITH RECURSIVE n(i) AS
+             (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 800)
+             INSERT INTO log(at, what) SELECT i * 0.5, 'event ' || i || ' of {table}' FROM n;",
+            (0..20).map(|column| format!("a_column_{column} TEXT")).collect::<Vec<_>>().join(", "),
+        ))
+        .unwrap();
+    }
+    drop(db);
+    hardpack().args(["pack", "-q"]).args([&path, &pool]).assert().success();
+    assert!(filtered(&pool).0 > 0);
+    // A process of its own, whose cache is empty.
+    let number = |query: &str| -> u64 {
+        let output = hardpack().args(["sql", "--json"]).arg(&pool).arg(query).output().unwrap();
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        rows[0]["n"].as_u64().unwrap()
+    };
+    let leaves = number("SELECT sum(length(sql)) / 4096 AS n FROM sqlite_master");
+    assert!(leaves >= 10, "{leaves}");
+    let used = number("SELECT value AS n FROM hardpack_stats WHERE name = 'cache_used'");
+    // Pages and nodes of trees, but no windows of 16 KiB.
+    assert!(used < (leaves + 4) * 8192, "{leaves} pages of schema brought {used} bytes");
+}

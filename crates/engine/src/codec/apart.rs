@@ -1,9 +1,9 @@
 //! Pages of a record that are compressed apart from the others.
 //!
 //! Every look-up in a database passes through the interior pages of a b-tree and, in a fresh
-//! process, page 1. They are a hundredth of the pages, so each would cost the decoding of a record
-//! of its own. Apart from the rest, they cost about as much as a page of a file that is not
-//! compressed.
+//! process, through page 1 and the other pages of the schema. They are a hundredth of the pages, so
+//! each would cost the decoding of a record of its own. Apart from the rest, they cost about as
+//! much as a page of a file that is not compressed.
 //!
 //! ```text
 //! record, pages apart zeroed --filter--> form of the rest  --codec--> C
@@ -21,13 +21,19 @@ use hardpack_page_filter::{PAGE_LEN_MAX, PAGE_LEN_MIN, filtered_len_max};
 use super::{CodecError, CodecId, corrupt};
 
 /// At most one page in this many is stored apart: otherwise the record is of another kind.
-const APART_PART: usize = 4;
+const APART_PART: usize = 2;
 /// Shorter records are decoded as a whole anyway, in bytes.
 const RECORD_LEN_MIN: usize = 32 << 10;
 /// Longer pages are read with their record, since they do not fit in a window of the store.
 const PAGE_LEN_APART_MAX: usize = 16 << 10;
 /// The kinds of interior pages, as in SQLite's documentation of its format.
 const INTERIOR_KINDS: [u8; 2] = [0x02, 0x05];
+/// The kind of the leaves of a table.
+const TABLE_LEAF_KIND: u8 = 0x0d;
+/// What the first column of the schema's table may say.
+const SCHEMA_TYPES: [&[u8]; 4] = [b"table", b"index", b"view", b"trigger"];
+/// The number of its columns.
+const SCHEMA_COLUMNS: usize = 5;
 
 /// Which pages of a record are stored apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,13 +52,19 @@ impl Pages {
         if is_short || is_long || !offset.is_multiple_of(page_len as u64) {
             return None;
         }
-        let pages = record.chunks_exact(page_len).enumerate();
-        let is_apart = |(number, page): &(usize, &[u8])| {
-            offset == 0 && *number == 0 || INTERIOR_KINDS.contains(&page[0])
+        let choose = |is_apart: fn(&[u8]) -> bool| {
+            let pages = record.chunks_exact(page_len).enumerate();
+            let chosen =
+                pages.filter(|(number, page)| offset == 0 && *number == 0 || is_apart(page));
+            let numbers: Vec<usize> = chosen.map(|(number, _)| number).collect();
+            let is_few = numbers.len() * APART_PART <= record.len() / page_len;
+            (!numbers.is_empty() && is_few).then_some(Pages { page_len, numbers })
         };
-        let numbers: Vec<usize> = pages.filter(is_apart).map(|(number, _)| number).collect();
-        let is_few = numbers.len() * APART_PART <= record.len() / page_len;
-        (!numbers.is_empty() && is_few).then_some(Pages { page_len, numbers })
+        // The first record of a database with many tables is full of their roots, but all read the
+        // schema. A long schema in one place is read as a whole, and a table may look like one.
+        choose(|page| is_interior(page) || is_schema_leaf(page))
+            .or_else(|| choose(is_interior))
+            .or_else(|| choose(is_schema_leaf))
     }
 
     fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
@@ -189,6 +201,121 @@ impl Directory {
     }
 }
 
+fn is_interior(page: &[u8]) -> bool {
+    INTERIOR_KINDS.contains(&page[0])
+}
+
+/// Whether a page looks like a leaf of the schema's table, by its first row. That is only a matter
+/// of speed: any page may be apart.
+fn is_schema_leaf(page: &[u8]) -> bool {
+    page[0] == TABLE_LEAF_KIND && is_schema_row(page).unwrap_or(false)
+}
+
+fn is_schema_row(page: &[u8]) -> Option<bool> {
+    let cell = usize::from(u16::from_be_bytes(*page.get(8..)?.first_chunk()?));
+    let varint_end = |at: usize| {
+        let len = page.get(at..)?.iter().take(8).take_while(|byte| **byte >= 0x80).count() + 1;
+        Some(at + len)
+    };
+    let header = varint_end(varint_end(cell)?)?;
+    let header_end = header + usize::from(*page.get(header)?);
+    let first_type = usize::from(*page.get(header + 1)?);
+    let (mut at, mut columns) = (header + 1, 0);
+    while at < header_end && columns <= SCHEMA_COLUMNS {
+        at = varint_end(at)?;
+        columns += 1;
+    }
+    let types = page.get(header_end..)?;
+    let is_type = |name: &&[u8]| first_type == 13 + 2 * name.len() && types.starts_with(name);
+    Some(at == header_end && columns == SCHEMA_COLUMNS && SCHEMA_TYPES.iter().any(is_type))
+}
+
 fn numbers_of(bitmap: &[u8]) -> Vec<usize> {
     (0..bitmap.len() * 8).filter(|number| bitmap[number / 8] >> (number % 8) & 1 == 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const RECORD: usize = 32 * PAGE;
+
+    /// Makes a leaf of a table with one row: a word, two names, a number and a text.
+    fn leaf(word: &str, columns: usize) -> Vec<u8> {
+        let types = [13 + 2 * word.len() as u8, 23, 23, 1, 0x81];
+        let mut header = types[..columns.min(5)].to_vec();
+        // The type of a text of 90 bytes takes two bytes.
+        header.extend([0x41].iter().take(usize::from(columns >= 5)));
+        header.extend(std::iter::repeat_n(8, columns.saturating_sub(5)));
+        let mut cell = vec![0x81, 0x10, 7, 1 + header.len() as u8];
+        cell.extend(&header);
+        cell.extend(word.as_bytes());
+        let mut page = vec![b'x'; PAGE];
+        page[..10].copy_from_slice(&[0x0d, 0, 0, 0, 1, 12, 0, 0, 12, 0]);
+        page[12 << 8..][..cell.len()].copy_from_slice(&cell);
+        page
+    }
+
+    /// Makes a record of leaves that are no schema, with some other pages.
+    fn record(others: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut record = leaf("words", 5).repeat(32);
+        for (number, page) in others {
+            record[number * PAGE..][..PAGE].copy_from_slice(page);
+        }
+        record
+    }
+
+    fn chosen(record: &[u8], offset: u64) -> Option<Vec<usize>> {
+        Pages::choose(record, offset, PAGE).map(|pages| pages.numbers)
+    }
+
+    #[test]
+    fn leaves_of_the_schema_are_apart_like_interior_pages() {
+        let mut interior = vec![0; PAGE];
+        interior[0] = 0x05;
+        for word in ["table", "index", "view", "trigger"] {
+            let schema = leaf(word, 5);
+            let record = record(&[(3, &interior), (7, &schema), (31, &schema)]);
+            assert_eq!(chosen(&record, RECORD as u64), Some(vec![3, 7, 31]), "{word}");
+            assert_eq!(chosen(&record, 0), Some(vec![0, 3, 7, 31]), "{word}");
+        }
+        for (word, columns) in [("tables", 5), ("tabla", 5), ("table", 4), ("table", 6), ("", 5)] {
+            let record = record(&[(7, &leaf(word, columns))]);
+            assert_eq!(chosen(&record, RECORD as u64), None, "{word}, {columns}");
+        }
+    }
+
+    /// The first record of a database with many tables is full of their roots.
+    #[test]
+    fn the_schema_is_apart_where_too_many_pages_are_interior() {
+        let mut interior = vec![0; PAGE];
+        interior[0] = 0x02;
+        let schema = leaf("index", 5);
+        let mut pages: Vec<(usize, &[u8])> =
+            (1..17).map(|number| (number, &interior[..])).collect();
+        pages.push((20, &schema));
+        assert_eq!(chosen(&record(&pages), 0), Some(vec![0, 20]));
+        assert_eq!(chosen(&record(&pages), RECORD as u64), Some((1..17).collect()));
+        let all_schema: Vec<(usize, &[u8])> = (0..32).map(|number| (number, &schema[..])).collect();
+        assert_eq!(chosen(&record(&all_schema), 0), Some(vec![0]));
+        assert_eq!(chosen(&record(&all_schema), RECORD as u64), None);
+    }
+
+    /// Whatever a page says, looking for a row of the schema stays within it.
+    #[test]
+    fn pages_that_lie_are_no_schema() {
+        let schema = leaf("table", 5);
+        for at in (0..12).chain(12 << 8..(12 << 8) + 20) {
+            for byte in 0..=255 {
+                let mut page = schema.clone();
+                page[at] = byte;
+                page[PAGE - 20..].fill(byte);
+                is_schema_leaf(&page);
+            }
+        }
+        for len in 1..PAGE {
+            is_schema_leaf(&schema[..len]);
+        }
+    }
 }
