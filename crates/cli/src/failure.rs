@@ -208,6 +208,10 @@ pub fn report_panic(panic: &(dyn Any + Send)) -> ExitCode {
 const FULL_HINT: &str = "nothing is lost: make room on that disk, or lift the limit on the length of a \
                          file, then run the command again";
 
+/// The hint for a log that cannot be read, since its readers share memory in a file.
+const SHARED_MEMORY_HINT: &str = "a write-ahead log was left, and to read it takes a file of 32 KiB beside it: nothing \
+                                  is lost; make room on that disk, then run the command again";
+
 /// The hint for a pool that cannot be written.
 const READ_ONLY_HINT: &str = "it needs write permission for the file of the pool, on a file system \
                               that is not mounted read-only";
@@ -274,6 +278,7 @@ impl From<rusqlite::Error> for Reason {
         let reason = Reason::new(code, text);
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => reason.hint(FULL_HINT),
+            _ if is_short_of_shared_memory(&error) => reason.hint(SHARED_MEMORY_HINT),
             found => match hardpack::refusals::take() {
                 // The last one may have been about something else, which was overcome.
                 Some(refusal) if found == Some(ffi::Error::new(refusal.code()).code) => {
@@ -284,6 +289,11 @@ impl From<rusqlite::Error> for Reason {
             },
         }
     }
+}
+
+/// Whether SQLite could not make the file of a log's shared memory as long as it must be.
+fn is_short_of_shared_memory(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_SHMSIZE)
 }
 
 /// The exit code for an error of SQLite.

@@ -4,7 +4,7 @@
 //! drops the POSIX locks that this process holds on it, including SQLite's. So whoever shares a
 //! pool with SQLite closes the device last. In a forked child a device is unusable, see `fork.rs`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -52,8 +52,8 @@ pub struct Identity {
     pub device: u64,
     /// Its number on that device.
     pub inode: u64,
-    /// Whether it is a regular file.
-    pub is_file: bool,
+    /// Whether it is a regular file or a block device.
+    pub may_be_pool: bool,
 }
 
 /// A file as a device.
@@ -456,7 +456,8 @@ impl Device for FileDevice {
     }
 
     fn version(&self) -> Option<Version> {
-        let found = self.file.metadata().ok()?;
+        // The times of a block device are those of its node.
+        let found = self.file.metadata().ok().filter(Metadata::is_file)?;
         let (seconds, nanoseconds) = (found.ctime(), found.ctime_nsec());
         let changed = Duration::new(seconds.try_into().ok()?, nanoseconds.try_into().ok()?);
         let step = if nanoseconds == 0 { WHOLE_TIME_STEP_MAX } else { TIME_STEP_MAX };

@@ -4,7 +4,8 @@
 //! A program that opens a connection for each request would otherwise decompress the same records
 //! for each of them. Entries name the bytes that they stand for, so none is ever wrong. But who
 //! opens a file that others have changed, or damaged, is to see what it holds now: the entries are
-//! kept only for a file that nobody has changed since.
+//! kept only for a file that nobody has changed since, as far as its length and the time of its
+//! last change tell. What is written through a memory mapping changes neither on some file systems.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering;

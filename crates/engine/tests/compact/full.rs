@@ -12,6 +12,7 @@ use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
 
 const PART_LEN: usize = 40_000;
+const UNIT_LEN: usize = 4096;
 /// How many parts a file has: few leave little free space behind.
 const PART_COUNT: u64 = 10;
 const MANY_PART_COUNT: u64 = 50;
@@ -243,6 +244,52 @@ fn a_transaction_that_does_not_fit_can_be_undone() {
     let mut found = vec![0; PART_LEN];
     file.read_at(&mut found, 0).unwrap();
     assert!(found == after);
+}
+
+/// Bytes behind the end of a database are left where cutting them off found no room. Who undoes a
+/// transaction of it cuts them off once more, and must not fail for that.
+#[test]
+fn a_tail_that_was_not_cut_off_does_not_keep_from_undoing() {
+    const TAIL_LEN: usize = 5000;
+    let bounded = disk(Vec::new(), u64::MAX);
+    let device: Arc<dyn Device> = bounded.clone();
+    let pool = create(&device, &[], DIRTY_LEN_MAX);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(1);
+    let content = rng.noise(PART_LEN + TAIL_LEN);
+    file.write_at(&content, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let (txg, own) = (pool.state().txg(), &content[..PART_LEN]);
+    let undo = |bytes: &[u8]| {
+        file.forgive();
+        file.set_len(PART_LEN as u64).unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.commit(Durability::Durable)
+    };
+    bounded.set_len_max(device.len().unwrap());
+    undo(&own[..PART_LEN / 2]).unwrap();
+    undo(own).unwrap();
+    assert!(pool.state().txg() == txg && read_all(&file).unwrap() == content);
+    // Anything else is a change.
+    bounded.set_len_max(u64::MAX);
+    undo(&rng.noise(UNIT_LEN)).unwrap();
+    assert_eq!(file.len().unwrap(), PART_LEN as u64);
+    for is_cut_deeper in [false, true] {
+        file.write_at(&content, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        file.forgive();
+        file.set_len(if is_cut_deeper { UNIT_LEN } else { PART_LEN } as u64).unwrap();
+        let kept = if is_cut_deeper { PART_LEN + 1 } else { PART_LEN };
+        if is_cut_deeper {
+            file.set_len(kept as u64).unwrap();
+            file.write_at(&own[..UNIT_LEN], 0).unwrap();
+        }
+        file.commit(Durability::Durable).unwrap();
+        assert_eq!(file.len().unwrap(), kept as u64);
+        let mut expected = if is_cut_deeper { own[..UNIT_LEN].to_vec() } else { own.to_vec() };
+        expected.resize(kept, 0);
+        assert!(read_all(&file).unwrap() == expected);
+    }
 }
 
 /// Whatever has filled the disk to the last byte, attributes can be changed then, and names be

@@ -192,10 +192,17 @@ impl MainFile {
 
     /// Finds out whether the file is a pool, will become one, or is a plain database.
     pub(super) fn probe(&mut self) -> std::result::Result<(), c_int> {
-        let len = self.host_file.len()?.unsigned_abs();
+        let known_len = pool_path::len_at(&self.host_file, &self.path)?;
+        let len = known_len.unwrap_or(u64::MAX);
         let mut front = vec![0; superblock::BLOCK_LEN.min(len as usize)];
         if len > 0 {
             self.host_file.read_some(&mut front, 0)?;
+        }
+        if known_len.is_none() && !front.starts_with(&superblock::MAGIC[..8]) {
+            // SQLite would take it for an empty file, and write over what is there.
+            let what = "this block device holds no pool, and SQLite cannot use one itself; \
+                        copy the file of a pool onto it first";
+            return Err(self.code(&Error::Invalid(what.into()), SQLITE_CANTOPEN));
         }
         if len <= superblock::EXTENTS_OFFSET && !front.starts_with(SQLITE_MAGIC) {
             // Only the whole file shows whether it is left from an interrupted creation or is data

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use hardpack_engine::Error;
 use hardpack_engine::pool::File;
 use hardpack_engine::store::{Ask, Durability};
 
@@ -21,6 +22,7 @@ impl MainFile {
             let pool = registry::create_sharing(&self.path, &self.properties, shared_cache)
                 .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
             self.attach(pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+            self.refuse_unseen()?;
         }
         if let Backing::Unmade(..) = self.backing {
             // Without locks, nothing has announced the write.
@@ -30,6 +32,20 @@ impl MainFile {
             return Err(SQLITE_IOERR_WRITE);
         }
         Ok(self.file.clone())
+    }
+
+    /// Refuses to write over content that SQLite takes for none: whatever has hidden it, nothing
+    /// may be lost.
+    fn refuse_unseen(&mut self) -> Result<(), c_int> {
+        let Some(file) = &self.file else { return Ok(()) };
+        match file.len() {
+            Ok(0) => Ok(()),
+            Ok(len) => {
+                let what = format!("the pool has a database of {len} bytes that was not seen here");
+                Err(self.code(&Error::Invalid(what), SQLITE_IOERR_WRITE))
+            }
+            Err(error) => Err(self.code(&error, SQLITE_IOERR_WRITE)),
+        }
     }
 
     /// Implements xWrite.

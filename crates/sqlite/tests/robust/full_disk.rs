@@ -621,6 +621,29 @@ fn a_checkpoint_in_parts_ends_where_a_transaction_does() {
     filled.assert_is_copied();
 }
 
+/// Checkpoints that were in vain are tried less and less often, but at once where there is space.
+#[test]
+fn a_checkpoint_in_parts_goes_on_once_there_is_space() {
+    let Some(filled) =
+        FilledByLog::new("pragma synchronous=normal", false, false, |db, _, round| {
+            if round == 1 {
+                run(db, "update t set v = randomblob(2900) where id < 400");
+            }
+        })
+    else {
+        return;
+    };
+    let passive = "pragma wal_checkpoint(passive)";
+    for turn in 0..10 {
+        let done = filled.db.execute_batch(passive);
+        assert!(done.as_ref().is_err_and(is_full), "{turn}: {done:?}");
+    }
+    filled.give_space(3 << 20);
+    filled.db.execute_batch(passive).unwrap();
+    filled.give_space(u64::MAX);
+    filled.assert_is_copied();
+}
+
 /// Also if the database is shorter behind the last transaction than it was behind the first.
 #[test]
 fn a_part_has_what_later_transactions_cut_off() {

@@ -1,5 +1,6 @@
 //! Damage, full disks, and logs that somebody has left.
 
+mod block_device;
 #[path = "../common/mod.rs"]
 mod common;
 mod damage;

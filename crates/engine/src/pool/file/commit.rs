@@ -223,15 +223,22 @@ impl File {
         Ok(pending.undoes && self.is_same(&pending)?)
     }
 
-    /// Whether the changes leave the file as it was.
+    /// Whether the changes leave the file as it was. Those that undo a transaction may also cut off
+    /// what follows: then an earlier commit could not do so for lack of space, and its owner knows
+    /// of no such bytes. To cut them off now might fail again, and what must not fail with it.
     pub(super) fn is_same(&self, pending: &Pending) -> Result<bool> {
         let len = self.store.with_state(|state| self.len_in(state))?;
-        let is_cut = pending.cut.is_some_and(|cut| cut < len);
-        if pending.draft.is_some() || is_cut || pending.len.is_some_and(|new| new != len) {
+        let new_len = pending.len.unwrap_or(len);
+        let is_undoing = pending.undoes && !pending.units.is_empty();
+        let cuts_tail = is_undoing && new_len < len && pending.cut == Some(new_len);
+        let is_cut = pending.cut.is_some_and(|cut| cut < len) || new_len != len;
+        if pending.draft.is_some() || is_cut && !cuts_tail {
             return Ok(false);
         }
         for (index, unit) in &pending.units {
-            if self.committed_unit(*index, len)? != unit[..] {
+            let mut committed = self.committed_unit(*index, len)?;
+            clip(&mut committed, index * UNIT_LEN, new_len);
+            if committed != unit[..] {
                 return Ok(false);
             }
         }
