@@ -1,8 +1,9 @@
 //! Paths that lead into a pool: `pool.hpk/dir/app.db`, `pool.hpk@name/dir/app.db`.
 //!
 //! A path leads into a pool if the system finds nothing there, and a leading part of it is a
-//! regular file, or a block device, that begins like a pool. So a path to an existing file always means that file, and
-//! paths that have nothing to do with pools behave as if Hardpack were not there.
+//! regular file, or a block device, that begins like a pool. So a path to an existing file always
+//! means that file, and paths that have nothing to do with pools behave as if Hardpack were not
+//! there.
 //!
 //! Files are opened only through the host here: closing any other descriptor of a file drops the
 //! locks that SQLite holds on it.
