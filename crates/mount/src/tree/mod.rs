@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use fuser::{Errno, FileAttr};
 use hardpack_engine::pool::{
-    Attributes, DirEntry, File, FileOwner, Group, Kept, Kind, NAME_LEN_MAX, Pool, RoomKeeper, View,
+    Attributes, DirEntry, File, FileOwner, Group, Kept, Kind, NAME_LEN_MAX, Pool, View,
 };
 use hardpack_engine::{Durability, Error, FileId, Result, Txg};
 
@@ -59,8 +59,6 @@ pub struct Tree {
     lost: Lost,
     /// How often bytes were lost that the kernel takes for written.
     lost_bytes: AtomicU64,
-    /// Makes room on a full disk.
-    room: Mutex<RoomKeeper>,
     /// How many bytes were written since everything was last committed.
     written: AtomicU64,
     /// The file of the pool.
@@ -136,7 +134,6 @@ impl Tree {
             has_lists: AtomicBool::new(false),
             lost: Lost::default(),
             lost_bytes: AtomicU64::new(0),
-            room: Mutex::default(),
             written: AtomicU64::new(0),
             path: options.source,
             is_read_only: options.read_only || pool.store().device().is_read_only(),
@@ -173,7 +170,6 @@ impl Tree {
             lost: Lost::default(),
             written: AtomicU64::new(0),
             lost_bytes: AtomicU64::new(0),
-            room: Mutex::default(),
             gone: Mutex::default(),
             has_lists: AtomicBool::new(self.has_lists.load(Ordering::Relaxed)),
             path: self.path.clone(),
@@ -308,7 +304,7 @@ impl Tree {
                 true => Err(gone()),
                 false => Ok(()),
             },
-            false => self.commit_keeping_room(files, durability),
+            false => self.group.commit(files, durability),
         };
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
@@ -316,16 +312,6 @@ impl Tree {
             self.note_error(error);
         }
         self.open.sweep();
-        done
-    }
-
-    /// Commits, and makes room for the next commit of these files if there was none for this one.
-    fn commit_keeping_room(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
-        let done = self.group.commit(files, durability);
-        // Whoever else has failed meanwhile leaves it to this one.
-        if let (Err(error), Ok(mut room)) = (&done, self.room.try_lock()) {
-            files.iter().for_each(|file| room.note_failure(&self.pool, file.id(), error));
-        }
         done
     }
 
