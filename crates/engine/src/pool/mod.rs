@@ -62,7 +62,6 @@ pub use self::maintain::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::maintain::fold::Fold;
 pub use self::maintain::repack::{Estimate, Repack};
 pub use self::maintain::rewrite::{Clear, Step, StepLimits};
-pub use self::maintain::room::{Backoff, RoomKeeper};
 pub use self::maintain::sink::SINK_COMPRESSION;
 pub use self::namespace::edit::Edit;
 use self::namespace::entries;

@@ -5,5 +5,4 @@ pub(in crate::pool) mod compact;
 pub(in crate::pool) mod fold;
 pub(in crate::pool) mod repack;
 pub(in crate::pool) mod rewrite;
-pub(in crate::pool) mod room;
 pub(in crate::pool) mod sink;

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::io;
 
-use hardpack_engine::pool::Backoff;
 use hardpack_engine::store::Durability;
 
 use super::log::{FrameHeader, Log};
 use crate::ffi::*;
 use crate::main_file::MainFile;
+use crate::main_file::room::{Backoff, ROOM_WANTED};
 
 /// How much of a log is one part at most, in bytes. More would be written ahead of the commit.
 const PART_LEN_MAX: u64 = 8 << 20;
@@ -28,8 +28,6 @@ const ROOM_PART: u64 = 3;
 /// next one look for room (`store/txn/room.rs` of the engine). More follow as long as patches can
 /// be folded.
 const ATTEMPTS: u32 = 2;
-/// How much room to make for such a transaction, in bytes.
-const ROOM_WANTED: u64 = 1 << 20;
 
 /// Frames behind those that are in the database already.
 struct Frames {
