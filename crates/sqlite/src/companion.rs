@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardpack_engine::FileId;
-use hardpack_engine::device::FileDevice;
 
 use crate::codes::code;
 use crate::ffi::SQLITE_IOERR_ACCESS;
@@ -176,8 +175,7 @@ fn base_of_closed(
 /// does not have open; 0 if it is in no pool.
 fn generation_of_closed(host: Host, database: &[u8]) -> Result<u64, c_int> {
     let path = Path::new(OsStr::from_bytes(database));
-    let may_be_pool = FileDevice::identity_of(path).is_ok_and(|found| found.may_be_pool);
-    if registry::is_plain(database) || !may_be_pool || !is_pool(host, database) {
+    if registry::is_plain(database) || !path.is_file() || !is_pool(host, database) {
         return Ok(0);
     }
     let found = registry::open(path).and_then(|pool| {

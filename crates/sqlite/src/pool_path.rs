@@ -1,19 +1,17 @@
 //! Paths that lead into a pool: `pool.hpk/dir/app.db`, `pool.hpk@name/dir/app.db`.
 //!
 //! A path leads into a pool if the system finds nothing there, and a leading part of it is a
-//! regular file, or a block device, that begins like a pool. So a path to an existing file always
-//! means that file, and paths that have nothing to do with pools behave as if Hardpack were not
-//! there.
+//! regular file that begins like a pool. So a path to an existing file always means that file, and
+//! paths that have nothing to do with pools behave as if Hardpack were not there.
 //!
 //! Files are opened only through the host here: closing any other descriptor of a file drops the
 //! locks that SQLite holds on it.
 #![expect(unsafe_code, reason = "opens files of the host's VFS")]
 
-use std::ffi::{OsStr, c_int};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use hardpack_engine::device::FileDevice;
@@ -66,7 +64,7 @@ fn split_at_file(host: Host, path: &[u8], ends: impl Iterator<Item = usize>) -> 
     for end in ends {
         let pool = trim_slashes(&path[..end]);
         let pool_file = Path::new(OsStr::from_bytes(pool));
-        if FileDevice::identity_of(pool_file).is_ok_and(|found| found.may_be_pool) {
+        if FileDevice::identity_of(pool_file).is_ok_and(|found| found.is_file) {
             let inner = normalise(&path[end..])?;
             return is_pool(host, pool).then(|| PoolPath { pool: pool.to_vec(), inner });
         }
@@ -122,20 +120,12 @@ pub fn is_pool(host: Host, path: &[u8]) -> bool {
     let mut magic = [0; superblock::MAGIC.len()];
     let has_magic =
         file.read_some(&mut magic, 0).is_ok() && magic.starts_with(&superblock::MAGIC[..8]);
-    has_magic && !is_unborn(&file, &resolved)
-}
-
-/// Returns the length of a file; `None` if it is a block device, for which SQLite's hosts say 0.
-pub fn len_at(file: &HostFile, path: &Path) -> Result<Option<u64>, c_int> {
-    let len = file.len()?.unsigned_abs();
-    let is_block_device =
-        len == 0 && fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
-    Ok((!is_block_device).then_some(len))
+    has_magic && !is_unborn(&file)
 }
 
 /// Whether a file is left from the creation of a pool that was cut short.
-fn is_unborn(file: &HostFile, path: &Path) -> bool {
-    let Ok(Some(len)) = len_at(file, path) else { return false };
+fn is_unborn(file: &HostFile) -> bool {
+    let Some(len) = file.len().ok().and_then(|len| u64::try_from(len).ok()) else { return false };
     if len > superblock::EXTENTS_OFFSET {
         return false;
     }

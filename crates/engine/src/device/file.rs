@@ -52,8 +52,8 @@ pub struct Identity {
     pub device: u64,
     /// Its number on that device.
     pub inode: u64,
-    /// Whether it is a regular file or a block device.
-    pub may_be_pool: bool,
+    /// Whether it is a regular file.
+    pub is_file: bool,
 }
 
 /// A file as a device.

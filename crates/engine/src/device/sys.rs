@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -207,10 +207,7 @@ pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
         return Ok(Identity {
             device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
             inode: found.stx_ino,
-            may_be_pool: matches!(
-                u32::from(found.stx_mode) & libc::S_IFMT,
-                libc::S_IFREG | libc::S_IFBLK
-            ),
+            is_file: u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         });
     }
     let error = io::Error::last_os_error();
@@ -220,8 +217,7 @@ pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
     // A system older than 4.11, or a sandbox that does not know the call.
     let metadata = std::fs::metadata(path)?;
     let (device, inode) = (metadata.dev(), metadata.ino());
-    let may_be_pool = metadata.is_file() || metadata.file_type().is_block_device();
-    Ok(Identity { device, inode, may_be_pool })
+    Ok(Identity { device, inode, is_file: metadata.is_file() })
 }
 
 /// Returns how many names an open file has, if the system tells. It asks for nothing else, as

@@ -90,6 +90,8 @@ struct Pending {
     failed: bool,
     /// Whether the changes may be those that undo a transaction whose commit failed.
     undoes: bool,
+    /// Whether some of them were dropped, since they write back what is committed.
+    has_undone: bool,
     /// The time of the last change to record, if it is not that of the commit.
     time_ns: Option<i64>,
     /// When the last change was made, if that is known.

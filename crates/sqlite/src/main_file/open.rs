@@ -3,7 +3,9 @@
 
 use std::cell::OnceCell;
 use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +66,10 @@ pub fn set_new_databases(what: NewDatabases) {
 /// Whether a new database becomes plain unless its name asks for a pool.
 pub(super) fn is_new_plain() -> bool {
     NEW_IS_PLAIN.load(Ordering::Relaxed)
+}
+
+fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 impl MainFile {
@@ -192,17 +198,17 @@ impl MainFile {
 
     /// Finds out whether the file is a pool, will become one, or is a plain database.
     pub(super) fn probe(&mut self) -> std::result::Result<(), c_int> {
-        let known_len = pool_path::len_at(&self.host_file, &self.path)?;
-        let len = known_len.unwrap_or(u64::MAX);
+        let len = self.host_file.len()?.unsigned_abs();
+        if len == 0 && is_block_device(&self.path) {
+            // The host says that it is empty. What is there would be written over; and what SQLite
+            // keeps beside a database, such as its log, would be in `/dev`, which is memory.
+            let what = "SQLite cannot use a database on a block device; 'hardpack extract' copies \
+                        it out of a pool there";
+            return Err(self.code(&Error::Invalid(what.into()), SQLITE_CANTOPEN));
+        }
         let mut front = vec![0; superblock::BLOCK_LEN.min(len as usize)];
         if len > 0 {
             self.host_file.read_some(&mut front, 0)?;
-        }
-        if known_len.is_none() && !front.starts_with(&superblock::MAGIC[..8]) {
-            // SQLite would take it for an empty file, and write over what is there.
-            let what = "this block device holds no pool, and SQLite cannot use one itself; \
-                        copy the file of a pool onto it first";
-            return Err(self.code(&Error::Invalid(what.into()), SQLITE_CANTOPEN));
         }
         if len <= superblock::EXTENTS_OFFSET && !front.starts_with(SQLITE_MAGIC) {
             // Only the whole file shows whether it is left from an interrupted creation or is data

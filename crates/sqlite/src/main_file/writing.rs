@@ -10,7 +10,7 @@ use hardpack_engine::store::{Ask, Durability};
 use super::{Backing, Checkpoint, MainFile};
 use crate::busy::ask_nobody;
 use crate::ffi::*;
-use crate::registry;
+use crate::registry::{self, PoolUse};
 
 impl MainFile {
     /// Returns the engine's file, turning an empty file into a pool first; `None` for a plain
@@ -21,8 +21,8 @@ impl MainFile {
             let shared_cache = self.shared_cache.as_ref();
             let pool = registry::create_sharing(&self.path, &self.properties, shared_cache)
                 .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+            self.refuse_unseen(&pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
             self.attach(pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
-            self.refuse_unseen()?;
         }
         if let Backing::Unmade(..) = self.backing {
             // Without locks, nothing has announced the write.
@@ -34,17 +34,18 @@ impl MainFile {
         Ok(self.file.clone())
     }
 
-    /// Refuses to write over content that SQLite takes for none: whatever has hidden it, nothing
-    /// may be lost.
-    fn refuse_unseen(&mut self) -> Result<(), c_int> {
-        let Some(file) = &self.file else { return Ok(()) };
-        match file.len() {
-            Ok(0) => Ok(()),
-            Ok(len) => {
-                let what = format!("the pool has a database of {len} bytes that was not seen here");
-                Err(self.code(&Error::Invalid(what), SQLITE_IOERR_WRITE))
-            }
-            Err(error) => Err(self.code(&error, SQLITE_IOERR_WRITE)),
+    /// Refuses to use a pool with content that SQLite takes for none, as after another file was
+    /// renamed over the empty one: a rollback alone would cut off all of it.
+    fn refuse_unseen(&self, pool: &PoolUse) -> Result<(), Error> {
+        pool.pool().refresh()?;
+        let len = match pool.pool().database() {
+            Ok(entry) => pool.pool().attributes(entry.file)?.len,
+            // There is none, or many: nothing is used then.
+            Err(_) => 0,
+        };
+        match len {
+            0 => Ok(()),
+            len => Err(Error::Invalid(format!("the pool has a database of {len} bytes by now"))),
         }
     }
 

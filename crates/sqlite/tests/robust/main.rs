@@ -6,3 +6,4 @@ mod common;
 mod damage;
 mod full_disk;
 mod log_of_old;
+mod replaced;

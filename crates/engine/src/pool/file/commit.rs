@@ -143,16 +143,19 @@ impl File {
     /// Frees memory of changes that undo a transaction whose commit failed: those that change
     /// nothing need not be kept, nor any space for them.
     pub(super) fn drop_taken_back(&self, pending: &mut Pending) -> Result<()> {
-        if !pending.undoes || pending.draft.is_some() || pending.cut.is_some() {
+        let len = self.store.with_state(|state| self.len_in(state))?;
+        let new_len = pending.len.unwrap_or(len);
+        let is_cut = pending.cut.is_some_and(|cut| cut != new_len);
+        if !pending.undoes || pending.draft.is_some() || is_cut {
             return Ok(());
         }
-        let len = self.store.with_state(|state| self.len_in(state))?;
         let mut same = Vec::new();
         for (index, unit) in &pending.units {
-            if self.committed_unit(*index, len)? == unit[..] {
+            if self.is_unit_same(*index, unit, (len, new_len))? {
                 same.push(*index);
             }
         }
+        pending.has_undone |= !same.is_empty();
         for index in same {
             pending.units.remove(&index);
         }
@@ -229,20 +232,25 @@ impl File {
     pub(super) fn is_same(&self, pending: &Pending) -> Result<bool> {
         let len = self.store.with_state(|state| self.len_in(state))?;
         let new_len = pending.len.unwrap_or(len);
-        let is_undoing = pending.undoes && !pending.units.is_empty();
+        let is_undoing = pending.undoes && (pending.has_undone || !pending.units.is_empty());
         let cuts_tail = is_undoing && new_len < len && pending.cut == Some(new_len);
         let is_cut = pending.cut.is_some_and(|cut| cut < len) || new_len != len;
         if pending.draft.is_some() || is_cut && !cuts_tail {
             return Ok(false);
         }
         for (index, unit) in &pending.units {
-            let mut committed = self.committed_unit(*index, len)?;
-            clip(&mut committed, index * UNIT_LEN, new_len);
-            if committed != unit[..] {
+            if !self.is_unit_same(*index, unit, (len, new_len))? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Whether a unit holds what is committed, up to the new length of the file.
+    fn is_unit_same(&self, index: u64, unit: &[u8], (len, new_len): (u64, u64)) -> Result<bool> {
+        let mut committed = self.committed_unit(index, len)?;
+        clip(&mut committed, index * UNIT_LEN, new_len);
+        Ok(committed == unit)
     }
 
     fn committed_unit(&self, index: u64, len: u64) -> Result<Vec<u8>> {
