@@ -156,8 +156,7 @@ fn a_scattered_schema_is_read_page_by_page() {
     assert!(filtered(&pool).0 > 0);
     // A process of its own, whose cache is empty.
     let number = |query: &str| -> u64 {
-        let output = hardpack().args(["sql", "--json"]).arg(&pool).arg(query).output().unwrap();
-        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = json_of(hardpack().args(["sql", "--json"]).arg(&pool).arg(query));
         rows[0]["n"].as_u64().unwrap()
     };
     let leaves = number("SELECT sum(length(sql)) / 4096 AS n FROM sqlite_master");

@@ -45,7 +45,10 @@ impl MainFile {
         };
         match len {
             0 => Ok(()),
-            len => Err(Error::Invalid(format!("the pool has a database of {len} bytes by now"))),
+            len => Err(Error::Invalid(format!(
+                "a pool with a database of {len} bytes has taken the place of the empty file: \
+                 open it again"
+            ))),
         }
     }
 

@@ -143,10 +143,12 @@ impl File {
     /// Frees memory of changes that undo a transaction whose commit failed: those that change
     /// nothing need not be kept, nor any space for them.
     pub(super) fn drop_taken_back(&self, pending: &mut Pending) -> Result<()> {
+        if !pending.undoes || pending.draft.is_some() {
+            return Ok(());
+        }
         let len = self.store.with_state(|state| self.len_in(state))?;
         let new_len = pending.len.unwrap_or(len);
-        let is_cut = pending.cut.is_some_and(|cut| cut != new_len);
-        if !pending.undoes || pending.draft.is_some() || is_cut {
+        if pending.cut.is_some_and(|cut| cut != new_len) {
             return Ok(());
         }
         let mut same = Vec::new();
@@ -228,7 +230,7 @@ impl File {
 
     /// Whether the changes leave the file as it was. Those that undo a transaction may also cut off
     /// what follows: then an earlier commit could not do so for lack of space, and its owner knows
-    /// of no such bytes. To cut them off now might fail again, and what must not fail with it.
+    /// of no such bytes. To cut them off now might fail again, and the rollback with it.
     pub(super) fn is_same(&self, pending: &Pending) -> Result<bool> {
         let len = self.store.with_state(|state| self.len_in(state))?;
         let new_len = pending.len.unwrap_or(len);
