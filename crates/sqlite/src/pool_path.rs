@@ -12,6 +12,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use hardpack_engine::device::FileDevice;
@@ -68,8 +69,17 @@ fn split_at_file(host: Host, path: &[u8], ends: impl Iterator<Item = usize>) -> 
             let inner = normalise(&path[end..])?;
             return is_pool(host, pool).then(|| PoolPath { pool: pool.to_vec(), inner });
         }
+        if is_block_device(pool_file) {
+            // To be refused: otherwise SQLite would make a file of that name in `/dev`.
+            return Some(PoolPath { pool: pool.to_vec(), inner: normalise(&path[end..])? });
+        }
     }
     None
+}
+
+/// Whether a path leads to a block device.
+pub fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 fn trim_slashes(path: &[u8]) -> &[u8] {

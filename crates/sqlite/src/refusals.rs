@@ -18,6 +18,8 @@ pub enum Cause {
     OtherLog,
     /// The directory of the pool, where SQLite cannot make what a write-ahead log needs.
     NoLog,
+    /// The block device that it is on.
+    BlockDevice,
 }
 
 /// Why a database could not be opened.
@@ -36,6 +38,7 @@ impl Refusal {
             }
             Cause::OtherName => "use that name, or close it there first",
             Cause::OtherLog => "use that name",
+            Cause::BlockDevice => "'hardpack extract' copies it out of a pool there",
             Cause::NoLog => {
                 "it needs write permission for the directory: give it, or copy the file, with those \
                  beside it, to where you have it"
@@ -47,7 +50,7 @@ impl Refusal {
     pub fn code(&self) -> c_int {
         match self.cause {
             Cause::Mount | Cause::OtherName | Cause::OtherLog => SQLITE_BUSY,
-            Cause::NoLog => SQLITE_CANTOPEN,
+            Cause::NoLog | Cause::BlockDevice => SQLITE_CANTOPEN,
         }
     }
 }
@@ -70,8 +73,16 @@ pub(crate) fn refuse_log(database: &Path) {
     refuse(database, Cause::NoLog, text.into());
 }
 
+/// Says that a database is on a block device, of which SQLite's hosts say that it is empty: what is
+/// there would be written over. And what SQLite keeps beside a database, such as its log, would be
+/// in `/dev`, which is memory. Returns the code that SQLite returns.
+pub(crate) fn refuse_block_device(database: &Path) -> c_int {
+    refuse(database, Cause::BlockDevice, "SQLite cannot use a database on a block device".into());
+    SQLITE_CANTOPEN
+}
+
 /// Returns, once, why this thread could not open a database last, if that was for other users of
-/// it, for what they left, or for its log.
+/// it, for what they left, for its log, or for where it is.
 pub fn take() -> Option<Refusal> {
     LAST.with_borrow_mut(Option::take)
 }

@@ -306,7 +306,7 @@ fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result
         }
         Err(error) => {
             match refusals::take() {
-                Some(Refusal { cause: Cause::Mount | Cause::NoLog, text }) => {
+                Some(Refusal { cause: Cause::Mount | Cause::NoLog | Cause::BlockDevice, text }) => {
                     return Ok(Verdict::OutOfReach(text));
                 }
                 Some(refusal) => return Ok(Verdict::Locked(refusal.text)),

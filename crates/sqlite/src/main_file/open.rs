@@ -3,9 +3,7 @@
 
 use std::cell::OnceCell;
 use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +31,8 @@ use crate::ffi::{
 use crate::host::{Host, HostFile};
 use crate::lock_file::OpenMark;
 use crate::mounts;
-use crate::pool_path::{self, PoolPath};
+use crate::pool_path::{self, PoolPath, is_block_device};
+use crate::refusals;
 use crate::registry::{self, CompanionNames, PlainName, PoolName, PoolUse};
 use crate::uri;
 use crate::vfs::VFS_NAME;
@@ -68,10 +67,6 @@ pub(super) fn is_new_plain() -> bool {
     NEW_IS_PLAIN.load(Ordering::Relaxed)
 }
 
-fn is_block_device(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
-}
-
 impl MainFile {
     /// Opens a main database.
     ///
@@ -90,6 +85,9 @@ impl MainFile {
         // SAFETY: as above.
         let is_wanted = unsafe { (api::get().uri_boolean)(name, uri::HARDPACK.as_ptr(), 1) } != 0;
         if let Some(pool_path) = PoolPath::split(host, path).filter(|_| is_wanted) {
+            if is_block_device(pool_path.pool_file()) {
+                return Err(refusals::refuse_block_device(pool_path.pool_file()));
+            }
             // SAFETY: as above.
             return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path, at) };
         }
@@ -200,11 +198,7 @@ impl MainFile {
     pub(super) fn probe(&mut self) -> std::result::Result<(), c_int> {
         let len = self.host_file.len()?.unsigned_abs();
         if len == 0 && is_block_device(&self.path) {
-            // The host says that it is empty. What is there would be written over; and what SQLite
-            // keeps beside a database, such as its log, would be in `/dev`, which is memory.
-            let what = "SQLite cannot use a database on a block device; 'hardpack extract' copies \
-                        it out of a pool there";
-            return Err(self.code(&Error::Invalid(what.into()), SQLITE_CANTOPEN));
+            return Err(refusals::refuse_block_device(&self.path));
         }
         let mut front = vec![0; superblock::BLOCK_LEN.min(len as usize)];
         if len > 0 {

@@ -43,10 +43,12 @@ fn what_is_on_a_block_device_is_left_alone() {
         file.set_len(len.next_multiple_of(4096)).unwrap();
         let before = fs::read(&image).unwrap();
         let Some(device) = Loop::of(&image) else { return };
-        for path in [device.0.clone(), device.0.join("image")] {
-            let opened = try_open(&path, "").and_then(|db| db.execute_batch("create table u(a)"));
-            assert_eq!(code_of(opened), Some(ErrorCode::CannotOpen));
+        let snapshot = PathBuf::from(format!("{}@before", device.0.display()));
+        for path in [&device.0, &device.0.join("image"), &snapshot] {
+            let opened = try_open(path, "").and_then(|db| db.execute_batch("create table u(a)"));
+            assert_eq!(code_of(opened), Some(ErrorCode::CannotOpen), "{}", path.display());
         }
+        assert!(!snapshot.exists());
         let said = crate::common::logged_about(&device.0);
         assert!(said.iter().any(|(_, text)| text.contains("'hardpack extract'")), "{said:?}");
         drop(device);
