@@ -11,8 +11,8 @@
 //! A change becomes patches if it is a small part of an existing record, so that updating one row
 //! costs about one row. If the record is cached and few bytes differ, a patch holds only the
 //! differences (see `delta.rs`); otherwise it holds whole pages, compressed fast. Once the patches
-//! of a record exceed a share of its size, they are folded: the record is rewritten whole. Where the
-//! disk has little room left, records are written anew at once (see `short_room.rs`).
+//! of a record exceed a share of its size, they are folded: the record is rewritten whole. On a
+//! disk with little room left, records are written anew at once (see `short_room.rs`).
 
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;

@@ -20,6 +20,7 @@ const CHANGED_TIMES: u64 = 8;
 /// Together they may take this part of what is free, since what they leave is not free at once.
 /// Patches of transactions that change more take less.
 const FREE_PART: u64 = 2;
+
 /// What a transaction finds on a disk that is nearly full.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortRoom {
@@ -40,7 +41,7 @@ impl ShortRoom {
         for slot in changes.units.keys().map(|index| index / span.max(1)) {
             count += u64::from(last.replace(slot) != Some(slot));
         }
-        Some(ShortRoom { left, free: left + txn.reusable_len(), count })
+        Some(ShortRoom { left, free: left.saturating_add(txn.reusable_len()), count })
     }
 
     /// Whether a record is to be written anew instead of patches. It is not if it stays where it
@@ -53,6 +54,6 @@ impl ShortRoom {
         }
         let is_kept =
             is_shared(txn, record)? || txn.is_held(record.pointer.birth, Owner::File(file))?;
-        Ok(!is_kept && txn.has_places(1, len)?)
+        Ok(!is_kept && txn.has_place(len)?)
     }
 }

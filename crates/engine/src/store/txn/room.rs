@@ -193,38 +193,37 @@ impl Txn {
         self.core.space.is_tight.then(|| self.core.store.room_left())
     }
 
-    /// Returns how many bytes of the pool are reusable, or will be once what is durable is known, as
-    /// far as nobody reads them.
+    /// Returns how many bytes of the pool are reusable, or will be once what is durable is known,
+    /// as far as nobody reads them.
     pub(crate) fn reusable_len(&self) -> u64 {
         let (core, space) = (&self.core, &self.core.space);
         let freed = match core.store.oldest_pin(core.durable, &core.base) {
             Some(_) => 0,
             None => space.freed_sectors,
         };
-        (space.space_sectors + space.window_sectors() + freed) << core.ashift()
+        let sectors = space.space_sectors.saturating_add(space.window_sectors());
+        sectors.saturating_add(freed).saturating_mul(1 << core.ashift().get())
     }
 
-    /// Whether the pool has free pieces for so many extents of this length, at least one, or can grow
-    /// by them.
-    pub(crate) fn has_places(&mut self, count: u64, len: u64) -> Result<bool> {
-        if self.core.store.room_left() / count >= len {
+    /// Whether the pool has a free piece of this length, in bytes, or can grow by it.
+    pub(crate) fn has_place(&mut self, len: u64) -> Result<bool> {
+        let store = Arc::clone(&self.core.store);
+        if store.room_left() >= len {
             return Ok(true);
         }
-        let store = Arc::clone(&self.core.store);
         let until = &store.room.searched_until;
         if self.core.txg.0 < until.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let sectors = len.div_ceil(1 << self.core.ashift().get()).max(1);
-        self.provision_runs(count * sectors, sectors)?;
-        let windows = self.core.space.windows.iter();
-        let found = windows.map(|window| window.sectors / sectors).sum::<u64>();
-        if found < count {
+        let sectors = len.div_ceil(1 << self.core.ashift().get());
+        self.provision_runs(sectors, sectors)?;
+        let has_place = self.core.space.windows.iter().any(|window| window.sectors >= sectors);
+        if !has_place {
             // Where much is free, and all of it in pieces, a search takes long.
             let pause = (self.reusable_len() / SEARCHED_LEN).min(SEARCH_PAUSE_MAX);
             until.store(self.core.txg.0 + pause, Ordering::Relaxed);
         }
-        Ok(found >= count)
+        Ok(has_place)
     }
 
     /// Gives this transaction up and looks for room, if a write has failed for lack of it and there
