@@ -163,6 +163,11 @@ impl Store {
             if self.room_left() >= ROOM_MIN {
                 return false;
             }
+            // What is known may be old.
+            room.unasked.store(0, Ordering::Relaxed);
+            if self.room_left() >= ROOM_MIN {
+                return false;
+            }
             self.note_full();
             if !room.has_looked.swap(true, Ordering::AcqRel) {
                 room.rounds.store(ROUND_COUNT, Ordering::Release);
