@@ -8,5 +8,4 @@ mod gaps;
 mod index;
 mod meanwhile;
 mod mixes;
-mod nearly_full;
 mod patched;
