@@ -2,7 +2,8 @@
 //!
 //! A path leads into a pool if the system finds nothing there, and a leading part of it is a
 //! regular file that begins like a pool. So a path to an existing file always means that file, and
-//! paths that have nothing to do with pools behave as if Hardpack were not there.
+//! paths that have nothing to do with pools behave as if Hardpack were not there. A path through a
+//! block device counts, too, whatever is on it: whoever opens it is refused.
 //!
 //! Files are opened only through the host here: closing any other descriptor of a file drops the
 //! locks that SQLite holds on it.
@@ -60,7 +61,8 @@ impl PoolPath {
     }
 }
 
-/// Splits the path at the first of `ends` that has a file before it, if that file is a pool.
+/// Splits the path at the first of `ends` that has a file before it, if that file is a pool, or a
+/// block device.
 fn split_at_file(host: Host, path: &[u8], ends: impl Iterator<Item = usize>) -> Option<PoolPath> {
     for end in ends {
         let pool = trim_slashes(&path[..end]);
