@@ -449,7 +449,7 @@ fn what_is_left_over_is_made_durable_without_space() {
     let mut rng = Rng(0);
     let (bounded, pool, file) = in_single_sectors(&mut rng, COUNT);
     for turn in 0..300 {
-        let written = write_some(&mut rng, &file, COUNT, 200);
+        let written = write_some(&mut rng, &file, COUNT, 1000);
         if written.and_then(|()| file.commit(Durability::Visible)).is_err() {
             file.discard();
             continue;

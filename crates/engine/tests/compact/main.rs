@@ -8,4 +8,5 @@ mod gaps;
 mod index;
 mod meanwhile;
 mod mixes;
+mod nearly_full;
 mod patched;

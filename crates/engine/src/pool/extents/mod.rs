@@ -249,6 +249,12 @@ pub(super) fn file_extents_in(
         .collect()
 }
 
+/// Whether other slots have the same record.
+pub(super) fn is_shared(source: &mut impl Source, record: &FileExtent) -> Result<bool> {
+    let Some(sector) = record.pointer.sector() else { return Ok(false) };
+    Ok(source.refs(sector)?.is_some_and(|refs| refs.count > 1))
+}
+
 /// Returns the patches that cover any byte of the range, in order.
 pub(super) fn patches_over(
     source: &mut impl Source,

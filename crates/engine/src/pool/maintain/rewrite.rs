@@ -19,7 +19,7 @@ use crate::pool::Pool;
 use crate::pool::extents::change::remove_file_extents;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{
-    FileExtent, file_extents_in, has_chunk_in, patches_over, read_range, record_at,
+    FileExtent, file_extents_in, has_chunk_in, is_shared, patches_over, read_range, record_at,
 };
 use crate::pool::maintain::repack::Estimate;
 use crate::pool::namespace::entries;
@@ -420,12 +420,6 @@ impl<'a> Rewrite<'a> {
         };
         Ok(jobs.into_iter().map(|job| job.counted(is_counted)).collect())
     }
-}
-
-/// Whether other slots have the same record.
-fn is_shared(source: &mut impl Source, record: &FileExtent) -> Result<bool> {
-    let Some(sector) = record.pointer.sector() else { return Ok(false) };
-    Ok(source.refs(sector)?.is_some_and(|refs| refs.count > 1))
 }
 
 /// Whether references to any record of a region are counted. The record may then be shared, and its

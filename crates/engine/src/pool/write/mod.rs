@@ -11,7 +11,8 @@
 //! A change becomes patches if it is a small part of an existing record, so that updating one row
 //! costs about one row. If the record is cached and few bytes differ, a patch holds only the
 //! differences (see `delta.rs`); otherwise it holds whole pages, compressed fast. Once the patches
-//! of a record exceed a share of its size, they are folded: the record is rewritten whole.
+//! of a record exceed a share of its size, they are folded: the record is rewritten whole. On a
+//! disk with little room left, records are written anew at once (see `short_room.rs`).
 
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;
@@ -23,6 +24,7 @@ pub(in crate::pool) mod draft;
 pub(in crate::pool) mod encode;
 pub(in crate::pool) mod history;
 pub(in crate::pool) mod jobs;
+pub(in crate::pool) mod short_room;
 pub(in crate::pool) mod syncing;
 pub(in crate::pool) mod workers;
 
@@ -39,6 +41,7 @@ use super::extents::{
 };
 use super::write::batch::store_batch;
 use super::write::jobs::{Job, WriteTarget};
+use super::write::short_room::ShortRoom;
 use crate::error::Result;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::TreeId;
@@ -74,6 +77,8 @@ pub(super) struct Changes {
     pub granule: u64,
     /// How many more bytes of records may be folded.
     pub fold_budget: u64,
+    /// How the records are written if the disk has little room left.
+    pub room: Option<ShortRoom>,
 }
 
 /// What patches are cut by.
@@ -98,6 +103,7 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
     if let Some(cut) = changes.cut {
         cut_file(txn, &changes.target, cut)?;
     }
+    changes.room = ShortRoom::of(txn, &changes);
     let mut batch = Vec::new();
     let mut batch_len = 0;
     while let Some((&index, _)) = changes.units.first_key_value() {
@@ -180,12 +186,13 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     if let Some(record) = below.filter(|_| is_small && !covered) {
         let old = file_extents_in(txn, TreeId::Patches, file, start, start + span, usize::MAX)?;
         let must_fold = is_fold_due(&record, &old, txn.store().ashift());
-        if !must_fold || changes.fold_budget < span {
+        let may_patch = !must_fold || changes.fold_budget < span;
+        if may_patch && !is_written_anew(txn, changes, &record)? {
             let store = Arc::clone(txn.store());
             let page = Page { file, granule: changes.granule, end };
             return plan_patches(txn, &store, page, units, &record, &old, jobs);
         }
-        changes.fold_budget -= span;
+        changes.fold_budget = changes.fold_budget.saturating_sub(span);
     }
     let mut bytes = vec![0; (end - start) as usize];
     if !covered {
@@ -213,6 +220,14 @@ fn make_slots_around(
         store_batch_adapted(txn, changes, std::mem::take(jobs))?;
     }
     chunks::make_slots(txn, &changes.target, (start, end)).map(|()| true)
+}
+
+/// Whether to write a record anew instead of patches, since the disk has little room left.
+fn is_written_anew(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Result<bool> {
+    match changes.room {
+        Some(room) => room.takes(txn, changes.target.file, record),
+        None => Ok(false),
+    }
 }
 
 /// Whether the patches of a record have outgrown their share of it.

@@ -47,6 +47,8 @@ pub(super) struct Space {
     pub aim: Option<Aim>,
     /// Windows, or parts of them, that the file system has taken back, while the disk is full.
     pub hollow: Vec<Run>,
+    /// Whether the disk has little room left.
+    pub is_tight: bool,
 }
 
 impl Space {
@@ -63,6 +65,7 @@ impl Space {
             punch: Vec::new(),
             aim: None,
             hollow: Vec::new(),
+            is_tight: false,
         }
     }
 
@@ -124,8 +127,9 @@ impl Space {
                 .filter(|index| self.windows[*index].sectors >= least)
                 .min_by_key(|index| self.windows[*index].sectors)
         };
-        // During compaction no space may be left over, however much that scatters extents.
-        if sectors > SMALL_EXTENT_SECTORS || self.aim.is_some() {
+        // During compaction, or on a disk that is nearly full, no space may be left over, however
+        // much that scatters extents.
+        if sectors > SMALL_EXTENT_SECTORS || self.aim.is_some() || self.is_tight {
             return tightest(sectors);
         }
         self.windows

@@ -245,6 +245,7 @@ impl Txn {
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
             store.cache.leave(store.cache.number, std::mem::take(&mut self.core.given_up));
+            store.note_written(self.core.out.written);
             store.note_len(state.superblock.end.0 << self.core.ashift());
         }
         Ok(())

@@ -223,6 +223,7 @@ pub(in crate::store) fn drain(
     let worth_it = core.space.freed_count >= DRAIN_COUNT_MIN
         || core.space.freed_sectors > core.space.end.0 / 32
         || core.is_large(0)
+        || core.space.is_tight
         || core.space.aim.is_some();
     if !worth_it {
         return Ok(());

@@ -3,10 +3,14 @@
 //! A commit writes its nodes before it makes reusable what earlier ones have freed, and a small one
 //! uses free space only where it need not search for it. So a pool may have to grow although much
 //! of it is free, and on a full disk it cannot: not even to remove something. So after a write has
-//! failed for lack of space, transactions use every sector that is free, until there is space
-//! again, and the next one comes behind commits that change nothing but make reusable what is
-//! freed. So do those of a process that begins on a file system that says that it is full. Nodes
-//! for which no free piece is long enough become several (see `tree/flush.rs`).
+//! failed for lack of space, or once the file system says that it is full, transactions use every
+//! sector that is free, until there is space again. The next one after a failure, and the first one
+//! of a process on a full disk, come behind commits that change nothing but make reusable what is
+//! freed. Nodes for which no free piece is long enough become several (see `tree/flush.rs`).
+//!
+//! Before that, while there is little room, the tightest piece is taken for everything, the write
+//! path leaves none in pieces (see `pool/write/short_room.rs`), and states that nobody asks to be
+//! durable are made so before what they have freed is missed.
 //!
 //! If nothing of it is reusable because nothing is known to be durable, the first of them only says
 //! that the newest state is: it writes nothing but its superblock. Nobody takes space that this
@@ -32,14 +36,29 @@ const ROUND_COUNT: u8 = 8;
 /// How many runs the first of them makes reusable, and all other commits while the disk is full, in
 /// addition to twice as many as they free.
 const FIRST_DRAIN_COUNT: usize = 32;
-/// A file system with less room than this is full, in bytes: a small commit takes up to a third.
-const ROOM_MIN: u64 = 256 << 10;
+/// A file system with less room than this is full, in bytes: a small commit takes up to a half.
+const ROOM_MIN: u64 = 512 << 10;
+/// With less room than this, what is free is made reusable at once and used to the last piece, in
+/// bytes.
+const SHORT_LEN: u64 = 16 << 20;
+/// Once a process has written this part of the room that is left, it asks how much there is.
+const UNASKED_PART: u64 = 16;
+/// It does so after this many commits at the latest.
+const UNASKED_COUNT_MAX: u64 = 16;
+/// With little room, the newest state is made durable after this many commits at the earliest...
+const UNSYNCED_COUNT_MIN: u64 = 4;
+/// ... once more is freed than this part of what can be used.
+const UNSYNCED_PART: u64 = 4;
+/// After a search in vain, as many commits make none as the pool has free space of this length...
+const SEARCHED_LEN: u64 = 32 << 20;
+/// ... but not more than this.
+const SEARCH_PAUSE_MAX: u64 = 32;
 
 /// What a process knows about the room on its disk.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Room {
-    /// Whether it has asked the file system yet.
-    has_asked: AtomicBool,
+    /// Whether commits have looked for room since this process began.
+    has_looked: AtomicBool,
     /// How long the file was when a write failed for lack of space, in bytes; 0 if none has, or if
     /// there is space again.
     full_at: AtomicU64,
@@ -52,6 +71,12 @@ pub(in crate::store) struct Room {
     rounds: AtomicU8,
     /// The holes of the file, once they are known.
     holes: Mutex<Option<Arc<[Range<u64>]>>>,
+    /// How much there was when the file system was last asked, in bytes.
+    left: AtomicU64,
+    /// Up to which txg nothing is searched, as the last search for long pieces was in vain.
+    searched_until: AtomicU64,
+    /// How much this process may write before it asks again, in bytes; at first nothing.
+    unasked: AtomicU64,
 }
 
 impl Store {
@@ -59,9 +84,11 @@ impl Store {
     pub(in crate::store) fn note_failed_write(&self, error: &Error) {
         if matches!(error, Error::NoSpace) {
             self.note_full();
+            self.room.rounds.store(ROUND_COUNT, Ordering::Release);
         }
     }
 
+    /// Notes that the disk is full, whether a write has failed or would soon.
     fn note_full(&self) {
         let (room, len) = (&self.room, self.device.len().unwrap_or(0));
         let is_said = self.is_said_to_be_full();
@@ -69,8 +96,36 @@ impl Store {
         room.is_said.store(is_said, Ordering::Release);
         room.is_length.store(is_length, Ordering::Release);
         room.full_at.fetch_max(len.max(1), Ordering::AcqRel);
-        room.rounds.store(ROUND_COUNT, Ordering::Release);
         *room.holes.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Returns how many bytes the pool can grow by, about: the file system is asked again after a
+    /// few commits, or once they have written a part of it.
+    pub(in crate::store) fn room_left(&self) -> u64 {
+        let room = &self.room;
+        if room.full_at.load(Ordering::Acquire) > 0 {
+            return 0;
+        }
+        if room.unasked.load(Ordering::Relaxed) == 0 {
+            let within = match self.device.len_max() {
+                u64::MAX => u64::MAX,
+                limit => limit.saturating_sub(self.device.len().unwrap_or(0)),
+            };
+            let left = within.min(self.device.room().unwrap_or(u64::MAX));
+            room.left.store(left, Ordering::Relaxed);
+            room.unasked.store(left / UNASKED_PART, Ordering::Relaxed);
+        }
+        room.left.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a commit of this process has written so many bytes.
+    pub(in crate::store) fn note_written(&self, len: u64) {
+        let room = &self.room;
+        // Others may take room as well.
+        let len = len.max(room.left.load(Ordering::Relaxed) / UNASKED_PART / UNASKED_COUNT_MAX);
+        // Who comes in between asks once more or less.
+        let unasked = room.unasked.load(Ordering::Relaxed);
+        room.unasked.store(unasked.saturating_sub(len), Ordering::Relaxed);
     }
 
     fn is_said_to_be_full(&self) -> bool {
@@ -109,15 +164,25 @@ impl Store {
     /// Whether the disk is full, as far as this process knows.
     fn is_full(&self) -> bool {
         let room = &self.room;
-        if !room.has_asked.swap(true, Ordering::AcqRel) && self.is_said_to_be_full() {
-            self.note_full();
-        }
         if room.full_at.load(Ordering::Acquire) == 0 {
-            return false;
+            if self.room_left() >= ROOM_MIN {
+                return false;
+            }
+            // What is known may be old.
+            room.unasked.store(0, Ordering::Relaxed);
+            if self.room_left() >= ROOM_MIN {
+                return false;
+            }
+            self.note_full();
+            if !room.has_looked.swap(true, Ordering::AcqRel) {
+                room.rounds.store(ROUND_COUNT, Ordering::Release);
+            }
+            return true;
         }
         let has_space = room.is_said.load(Ordering::Acquire) && !self.is_said_to_be_full();
         if has_space {
             room.full_at.store(0, Ordering::Release);
+            room.unasked.store(0, Ordering::Relaxed);
         }
         !has_space
     }
@@ -132,6 +197,45 @@ impl Store {
 }
 
 impl Txn {
+    /// Returns how many bytes the disk has room for, if that is little, as far as this process
+    /// knows.
+    pub(crate) fn short_room(&self) -> Option<u64> {
+        self.core.space.is_tight.then(|| self.core.store.room_left())
+    }
+
+    /// Returns how many bytes of the pool are reusable, or will be once what is durable is known,
+    /// as far as nobody reads them.
+    pub(crate) fn reusable_len(&self) -> u64 {
+        let (core, space) = (&self.core, &self.core.space);
+        let freed = match core.store.oldest_pin(core.durable, &core.base) {
+            Some(_) => 0,
+            None => space.freed_sectors,
+        };
+        let sectors = space.space_sectors.saturating_add(space.window_sectors());
+        sectors.saturating_add(freed).saturating_mul(1 << core.ashift().get())
+    }
+
+    /// Whether the pool has a free piece of this length, in bytes, or can grow by it.
+    pub(crate) fn has_place(&mut self, len: u64) -> Result<bool> {
+        let store = Arc::clone(&self.core.store);
+        if store.room_left() >= len {
+            return Ok(true);
+        }
+        let until = &store.room.searched_until;
+        if self.core.txg.0 < until.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let sectors = len.div_ceil(1 << self.core.ashift().get());
+        self.provision_runs(sectors, sectors)?;
+        let has_place = self.core.space.windows.iter().any(|window| window.sectors >= sectors);
+        if !has_place {
+            // Where much is free, and all of it in pieces, a search takes long.
+            let pause = (self.reusable_len() / SEARCHED_LEN).min(SEARCH_PAUSE_MAX);
+            until.store(self.core.txg.0 + pause, Ordering::Relaxed);
+        }
+        Ok(has_place)
+    }
+
     /// Gives this transaction up and looks for room, if a write has failed for lack of it and there
     /// may be some. Returns the transaction if not.
     pub(in crate::store) fn find_room(mut self) -> Result<Option<Txn>> {
@@ -144,6 +248,10 @@ impl Txn {
             if self.core.spares_holes {
                 self.set_hollow_aside();
             }
+        }
+        self.core.space.is_tight = store.room_left() < SHORT_LEN;
+        if self.core.space.is_tight && self.is_sync_due() {
+            return self.make_base_durable().map(|()| None);
         }
         let rounds = store.room.rounds.swap(0, Ordering::AcqRel);
         if rounds == 0 || self.core.space.freed_count == 0 {
@@ -158,6 +266,19 @@ impl Txn {
         };
         store.room.rounds.store(left, Ordering::Release);
         Ok(None)
+    }
+
+    /// Whether to make the newest state durable although nobody asks for it: until then, what many
+    /// commits have freed stays out of reach, and the room is used up before.
+    fn is_sync_due(&self) -> bool {
+        let (core, space) = (&self.core, &self.core.space);
+        if core.base.txg().0 < core.base.durable.0 + UNSYNCED_COUNT_MIN {
+            return false;
+        }
+        let usable = core.store.room_left() >> core.ashift().get();
+        let usable = usable + space.space_sectors + space.window_sectors();
+        space.freed_sectors > usable / UNSYNCED_PART
+            && core.store.oldest_pin(core.durable, &core.base).is_none()
     }
 
     /// Takes what the file system has taken back out of the windows.

@@ -1,0 +1,59 @@
+//! Writes on a disk that is nearly full.
+//!
+//! Patches come on top of what their records take, until those are folded, and to fold one takes a
+//! free piece as long as the record. A disk with little room left would be full of patches before
+//! they are due, with what is free in pieces too short for any record, and then nothing could be
+//! changed any more. So small transactions write records anew there: each leaves a piece that is
+//! about as long as the next one.
+
+use crate::error::Result;
+use crate::pool::extents::{FileExtent, UNIT_LEN, is_shared};
+use crate::pool::write::Changes;
+use crate::store::{Owner, Txn};
+use crate::units::FileId;
+
+/// With room for fewer records than this, records are written anew.
+const RECORD_COUNT_MIN: u64 = 24;
+/// So they are with room for fewer than this many times those that a transaction changes, of which
+/// no more than `RECORD_COUNT_MIN` count.
+const CHANGED_TIMES: u64 = 8;
+/// Together they may take this part of what is free, since what they leave is not free at once.
+/// Patches of transactions that change more take less.
+const FREE_PART: u64 = 2;
+
+/// What a transaction finds on a disk that is nearly full.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortRoom {
+    /// How many bytes the pool can grow by.
+    left: u64,
+    /// How many bytes are free, within the pool or behind it.
+    free: u64,
+    /// How many records the transaction changes, about.
+    count: u64,
+}
+
+impl ShortRoom {
+    /// Returns `None` unless there is little room.
+    pub fn of(txn: &Txn, changes: &Changes) -> Option<ShortRoom> {
+        let left = txn.short_room()?;
+        let span = u64::from(changes.target.settings.record_len) / UNIT_LEN;
+        let (mut count, mut last) = (0, None);
+        for slot in changes.units.keys().map(|index| index / span.max(1)) {
+            count += u64::from(last.replace(slot) != Some(slot));
+        }
+        Some(ShortRoom { left, free: left.saturating_add(txn.reusable_len()), count })
+    }
+
+    /// Whether a record is to be written anew instead of patches. It is not if it stays where it
+    /// is because others have it too: then that would take more than patches.
+    pub fn takes(self, txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
+        let len = record.pointer.stored_share();
+        let enough = (CHANGED_TIMES * self.count.min(RECORD_COUNT_MIN)).max(RECORD_COUNT_MIN);
+        if self.left >= enough * len || self.count * len > self.free / FREE_PART {
+            return Ok(false);
+        }
+        let is_kept =
+            is_shared(txn, record)? || txn.is_held(record.pointer.birth, Owner::File(file))?;
+        Ok(!is_kept && txn.has_place(len)?)
+    }
+}
