@@ -4,9 +4,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../sqlite/tests/common/loop_device.rs"]
+mod loop_device;
 
 mod acl;
 mod beside;
+mod block_device;
 mod cache;
 mod clone;
 mod companions;

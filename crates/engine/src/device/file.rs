@@ -61,6 +61,8 @@ pub struct Identity {
 pub struct FileDevice {
     file: File,
     read_only: bool,
+    /// Whether it is a block device: no file system says how much room that has.
+    is_block: bool,
     pace: Pace,
     syncs: Syncs,
     pins: Pins,
@@ -100,8 +102,11 @@ impl FileDevice {
     fn new(open: impl FnOnce() -> io::Result<File>, read_only: bool) -> io::Result<FileDevice> {
         // A mapping keeps the locks of its file too.
         let (file, wakeup) = fork::open(open, Wakeup::new)?;
+        let is_block = sys::is_block_device(&file);
+        // The system opens one that refuses writes for writing all the same.
+        let read_only = read_only || (is_block && sys::is_read_only_block(&file));
         let (pace, syncs, pins, fillers) = Default::default();
-        Ok(FileDevice { file, read_only, pace, syncs, pins, fillers, wakeup })
+        Ok(FileDevice { file, read_only, is_block, pace, syncs, pins, fillers, wakeup })
     }
 
     /// Tells the system that reads will be scattered.
@@ -429,7 +434,7 @@ impl Device for FileDevice {
         sys::holes(&self.file)
     }
     fn room(&self) -> Option<u64> {
-        sys::free_len(&self.file)
+        if self.is_block { None } else { sys::free_len(&self.file) }
     }
     fn len_max(&self) -> u64 {
         sys::file_len_max()

@@ -19,6 +19,8 @@ use super::Identity;
 /// what it does not count.
 const KEPT_BLOCKS_MAX: u64 = 4096;
 const KEPT_PART: u64 = 32;
+/// The request that tells whether a block device is read-only (`linux/fs.h`).
+const BLKROGET: libc::c_ulong = 0x125e;
 
 /// What to do with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -114,6 +116,14 @@ pub(super) fn free_len(file: &File) -> Option<u64> {
 /// a part for root, and ext4 counts what it keeps for itself among the free blocks, too.
 fn free_for_root(free: u64, available: u64, all: u64) -> u64 {
     available.max(free.saturating_sub((all / KEPT_PART).min(KEPT_BLOCKS_MAX)))
+}
+
+/// Whether a block device refuses to be written.
+pub(super) fn is_read_only_block(device: &File) -> bool {
+    let mut refuses: libc::c_int = 0;
+    // SAFETY: the descriptor is open for as long as `device` lives and `refuses` outlives the call.
+    let done = unsafe { libc::ioctl(device.as_raw_fd(), BLKROGET as _, &raw mut refuses) };
+    done == 0 && refuses != 0
 }
 
 /// The holes of a file, in order.
@@ -220,9 +230,20 @@ pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
     Ok(Identity { device, inode, is_file: metadata.is_file() })
 }
 
-/// Returns how many names an open file has, if the system tells. It asks for nothing else, as
-/// [`identity_of`] does.
+/// Returns how many names an open file has, if the system tells.
 pub(super) fn link_count_of(file: &File) -> Option<u32> {
+    status_of(file, libc::STATX_NLINK).map(|found| found.stx_nlink)
+}
+
+/// Whether an open file is a block device.
+pub(super) fn is_block_device(file: &File) -> bool {
+    status_of(file, libc::STATX_TYPE)
+        .is_some_and(|found| u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK)
+}
+
+/// Returns these fields of the status of an open file, if the system tells, and asks for nothing
+/// else, as [`identity_of`] does.
+fn status_of(file: &File, fields: u32) -> Option<libc::statx> {
     // SAFETY: `statx` is a plain structure of integers, for which all zeros is a valid value.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT;
@@ -230,9 +251,9 @@ pub(super) fn link_count_of(file: &File) -> Option<u32> {
     // call.
     let done = unsafe {
         let (name, found) = (c"".as_ptr(), &raw mut found);
-        libc::syscall(libc::SYS_statx, file.as_raw_fd(), name, flags, libc::STATX_NLINK, found)
+        libc::syscall(libc::SYS_statx, file.as_raw_fd(), name, flags, fields, found)
     };
-    (done == 0 && found.stx_mask & libc::STATX_NLINK != 0).then_some(found.stx_nlink)
+    (done == 0 && found.stx_mask & fields == fields).then_some(found)
 }
 
 /// The bytes of a file that its users map to wait for each other.

@@ -9,6 +9,7 @@
 pub mod interpose;
 pub mod layer;
 pub mod ledger;
+pub mod loop_device;
 
 use std::io::{BufRead, BufReader, Write};
 use std::panic::Location;

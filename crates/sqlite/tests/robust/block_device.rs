@@ -1,32 +1,11 @@
 //! Block devices, of which SQLite's hosts say that they are empty.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
+use crate::common::loop_device::Loop;
 use crate::common::{code_of, fill, open, open_plain, run, try_open};
 use rusqlite::ErrorCode;
-
-/// A loop device, which only root can have.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn of(image: &Path) -> Option<Loop> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
-        let output = output.ok().filter(|output| output.status.success());
-        if output.is_none() {
-            eprintln!("not tested: loop devices need root");
-        }
-        Some(Loop(String::from_utf8(output?.stdout).unwrap().trim_end().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let status = Command::new("losetup").arg("--detach").arg(&self.0).status();
-        assert!(std::thread::panicking() || status.unwrap().success());
-    }
-}
 
 /// What SQLite takes for empty, it would write over.
 #[test]
