@@ -6,6 +6,7 @@
 //! changed any more. So small transactions write records anew there: each leaves a piece that is
 //! about as long as the next one.
 
+use crate::codec::Compression;
 use crate::error::Result;
 use crate::pool::extents::{FileExtent, UNIT_LEN, is_shared};
 use crate::pool::write::Changes;
@@ -19,7 +20,12 @@ const RECORD_COUNT_MIN: u64 = 24;
 const CHANGED_TIMES: u64 = 8;
 /// Together they may take this part of what is free, since what they leave is not free at once.
 /// Patches of transactions that change more take less.
-const FREE_PART: u64 = 2;
+const FREE_PART: u64 = 3;
+/// Larger records are patched all the same, in bytes: to compress one takes longer than anybody
+/// waits for a small change.
+const SPAN_MAX: u64 = 128 << 10;
+/// So are those at higher levels of Zstandard.
+const LEVEL_MAX: u8 = 9;
 
 /// What a transaction finds on a disk that is nearly full.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +41,7 @@ pub struct ShortRoom {
 impl ShortRoom {
     /// Returns `None` unless there is little room.
     pub fn of(txn: &Txn, changes: &Changes) -> Option<ShortRoom> {
-        let left = txn.short_room()?;
+        let left = txn.short_room().filter(|_| !is_slow(changes.target.settings.compression))?;
         let span = u64::from(changes.target.settings.record_len) / UNIT_LEN;
         let (mut count, mut last) = (0, None);
         for slot in changes.units.keys().map(|index| index / span.max(1)) {
@@ -47,6 +53,9 @@ impl ShortRoom {
     /// Whether a record is to be written anew instead of patches. It is not if it stays where it
     /// is because others have it too: then that would take more than patches.
     pub fn takes(self, txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
+        if record.span() > SPAN_MAX {
+            return Ok(false);
+        }
         let len = record.pointer.stored_share();
         let enough = (CHANGED_TIMES * self.count.min(RECORD_COUNT_MIN)).max(RECORD_COUNT_MIN);
         if self.left >= enough * len || self.count * len > self.free / FREE_PART {
@@ -55,5 +64,14 @@ impl ShortRoom {
         let is_kept =
             is_shared(txn, record)? || txn.is_held(record.pointer.birth, Owner::File(file))?;
         Ok(!is_kept && txn.has_place(len)?)
+    }
+}
+
+/// Whether to compress a record takes far longer than to write it.
+fn is_slow(compression: Compression) -> bool {
+    match compression {
+        Compression::Zstd(level) => level > LEVEL_MAX,
+        Compression::Lzma(_) => true,
+        _ => false,
     }
 }

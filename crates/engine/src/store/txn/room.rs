@@ -229,8 +229,9 @@ impl Txn {
         self.provision_runs(sectors, sectors)?;
         let has_place = self.core.space.windows.iter().any(|window| window.sectors >= sectors);
         if !has_place {
-            // Where much is free, and all of it in pieces, a search takes long.
-            let pause = (self.reusable_len() / SEARCHED_LEN).min(SEARCH_PAUSE_MAX);
+            // Where much is free, and all of it in pieces, a search takes long. Another one for the
+            // same commit would be in vain, too.
+            let pause = (self.reusable_len() / SEARCHED_LEN).clamp(1, SEARCH_PAUSE_MAX);
             until.store(self.core.txg.0 + pause, Ordering::Relaxed);
         }
         Ok(has_place)
