@@ -169,6 +169,12 @@ impl Space {
     pub fn window_sectors(&self) -> u64 {
         self.windows.iter().map(|window| window.sectors).sum()
     }
+
+    /// How many sectors are reusable, in windows or not. What a pool says of itself may be any
+    /// number.
+    pub fn reusable_sectors(&self) -> u64 {
+        self.space_sectors.saturating_add(self.window_sectors())
+    }
 }
 
 /// The trees that this module manages.

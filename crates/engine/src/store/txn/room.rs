@@ -211,8 +211,8 @@ impl Txn {
             Some(_) => 0,
             None => space.freed_sectors,
         };
-        let sectors = space.space_sectors.saturating_add(space.window_sectors());
-        sectors.saturating_add(freed).saturating_mul(1 << core.ashift().get())
+        let sectors = space.reusable_sectors().saturating_add(freed);
+        sectors.saturating_mul(1 << core.ashift().get())
     }
 
     /// Whether the pool has a free piece of this length, in bytes, or can grow by it.
@@ -276,9 +276,8 @@ impl Txn {
         if core.base.txg().0 < core.base.durable.0 + UNSYNCED_COUNT_MIN {
             return false;
         }
-        let usable = core.store.room_left() >> core.ashift().get();
-        let usable = usable + space.space_sectors + space.window_sectors();
-        space.freed_sectors > usable / UNSYNCED_PART
+        let left = core.store.room_left() >> core.ashift().get();
+        space.freed_sectors > left.saturating_add(space.reusable_sectors()) / UNSYNCED_PART
             && core.store.oldest_pin(core.durable, &core.base).is_none()
     }
 
