@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
@@ -14,6 +13,7 @@ use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
+use hardpack_engine::{FileId, Txg};
 
 use super::sim_device::{Disk, SimDevice};
 use super::{Rng, create_options, options, problems, read_all};
@@ -259,8 +259,12 @@ pub fn below_copy(files: &Files) -> Files {
 
 /// Rewrites what is stored otherwise than the file asks for, or with another compression.
 pub fn repack(pool: &Pool, path: &[u8], compression: Option<&str>) {
+    repack_file(pool, pool.resolve(path).unwrap().file, compression);
+}
+
+/// The same with the file's number.
+pub fn repack_file(pool: &Pool, file: FileId, compression: Option<&str>) {
     let patience = Patience::Within(std::time::Duration::from_secs(10));
-    let file = pool.resolve(path).unwrap().file;
     let mut goal = pool.settings(file).unwrap();
     if let Some(compression) = compression {
         goal.set(Property::Compression, compression).unwrap();

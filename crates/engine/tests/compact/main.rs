@@ -10,3 +10,4 @@ mod meanwhile;
 mod mixes;
 mod nearly_full;
 mod patched;
+mod short_pieces;

@@ -15,6 +15,7 @@ use crate::pool::namespace::props::Dedup;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
+use crate::pool::write::split::{fitting_span, store_parts};
 use crate::pool::write::workers::Workers;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
@@ -44,6 +45,7 @@ pub(in crate::pool) fn store_batches(
         jobs.flat_map(|(target, jobs)| jobs.into_iter().map(move |job| (target, job))).collect();
     let plans = dedup::plan(txn, &jobs, workers)?;
     let mut batch = Batch::encode(jobs, plans, ashift, workers)?;
+    batch.may_split = true;
     batch.store(txn, 0..batch.items.len())?;
     Ok(batch.encoded_len)
 }
@@ -56,6 +58,9 @@ pub(in crate::pool) struct Batch<'t> {
     stored: Vec<Option<(Txg, Pointer)>>,
     /// How many bytes of records were encoded.
     encoded_len: u64,
+    /// Whether a record becomes several if the disk has no place for it: not for whoever could as
+    /// well leave it as it is, or compares what is stored.
+    may_split: bool,
 }
 
 struct Item<'t> {
@@ -117,7 +122,7 @@ impl<'t> Batch<'t> {
             items[index].encoded = Some(encoded);
         }
         let stored = items.iter().map(|_| None).collect();
-        Ok(Batch { items, stored, encoded_len })
+        Ok(Batch { items, stored, encoded_len, may_split: false })
     }
 
     /// Returns a job by its index.
@@ -195,6 +200,13 @@ impl<'t> Batch<'t> {
             // The record already has these bytes: only the old patch had to be removed.
             remove_file_extents(txn, TreeId::Patches, target.file, job.start, job.slot_end())?;
             return Ok(None);
+        }
+        if self.may_split
+            && !target.is_draft
+            && let sectors = encoded.sectors(job, ashift.sector_len())
+            && let Some(span_log2) = fitting_span(txn, job, sectors)?
+        {
+            return store_parts(txn, target, job, span_log2).map(|()| None);
         }
         let pointer = store_encoded(txn, target, job, &encoded)?;
         if let Some(hash) = item.plan.content {

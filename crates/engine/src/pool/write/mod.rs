@@ -12,7 +12,8 @@
 //! costs about one row. If the record is cached and few bytes differ, a patch holds only the
 //! differences (see `delta.rs`); otherwise it holds whole pages, compressed fast. Once the patches
 //! of a record exceed a share of its size, they are folded: the record is rewritten whole. On a
-//! disk with little room left, records are written anew at once (see `short_room.rs`).
+//! disk with little room left, records are written anew at once (see `short_room.rs`), and those
+//! for which no free piece is long enough become several (see `split.rs`).
 
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;
@@ -25,6 +26,7 @@ pub(in crate::pool) mod encode;
 pub(in crate::pool) mod history;
 pub(in crate::pool) mod jobs;
 pub(in crate::pool) mod short_room;
+mod split;
 pub(in crate::pool) mod syncing;
 pub(in crate::pool) mod workers;
 
@@ -185,7 +187,8 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     let below = record.filter(|r| r.start == start && r.slot_end() == start + span);
     if let Some(record) = below.filter(|_| is_small && !covered) {
         let old = file_extents_in(txn, TreeId::Patches, file, start, start + span, usize::MAX)?;
-        let must_fold = is_fold_due(&record, &old, txn.store().ashift());
+        let part = patched_part(txn, changes, &record)?;
+        let must_fold = have_outgrown(&old, &record, part, txn.store().ashift());
         let may_patch = !must_fold || changes.fold_budget < span;
         if may_patch && !is_written_anew(txn, changes, &record)? {
             let store = Arc::clone(txn.store());
@@ -222,6 +225,15 @@ fn make_slots_around(
     chunks::make_slots(txn, &changes.target, (start, end)).map(|()| true)
 }
 
+/// Returns which part of a record its patches may take.
+fn patched_part(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Result<u64> {
+    let folds_early = match changes.room {
+        Some(room) => room.folds_early(txn, changes.target.file, record)?,
+        None => false,
+    };
+    Ok(if folds_early { short_room::PATCHED_PART_MIN } else { PATCHED_PART_MIN })
+}
+
 /// Whether to write a record anew instead of patches, since the disk has little room left.
 fn is_written_anew(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Result<bool> {
     match changes.room {
@@ -232,8 +244,13 @@ fn is_written_anew(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Res
 
 /// Whether the patches of a record have outgrown their share of it.
 pub(super) fn is_fold_due(record: &FileExtent, patches: &[FileExtent], ashift: Ashift) -> bool {
+    have_outgrown(patches, record, PATCHED_PART_MIN, ashift)
+}
+
+/// Whether patches take more than 1/`part` of what their record does.
+fn have_outgrown(patches: &[FileExtent], record: &FileExtent, part: u64, ashift: Ashift) -> bool {
     let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
-    patched * PATCHED_PART_MIN > record.pointer.stored_share().max(UNIT_LEN)
+    patched * part > record.pointer.stored_share().max(UNIT_LEN)
 }
 
 fn patch_cost(pointer: &Pointer, ashift: Ashift) -> u64 {

@@ -21,6 +21,10 @@ const CHANGED_TIMES: u64 = 8;
 /// Together they may take this part of what is free, since what they leave is not free at once.
 /// Patches of transactions that change more take less.
 const FREE_PART: u64 = 3;
+/// Where no more is free than `RECORD_COUNT_MIN` records take, one is folded when its patches take
+/// more than 1/`PATCHED_PART_MIN` of its own size. It may then become several (see `split.rs`), so
+/// no sooner: shorter records are compressed less.
+pub(super) const PATCHED_PART_MIN: u64 = 8;
 /// Larger records are patched all the same, in bytes: to compress one takes longer than anybody
 /// waits for a small change.
 const SPAN_MAX: u64 = 128 << 10;
@@ -50,8 +54,13 @@ impl ShortRoom {
         Some(ShortRoom { left, free: left.saturating_add(txn.reusable_len()), count })
     }
 
-    /// Whether a record is to be written anew instead of patches. It is not if it stays where it
-    /// is because others have it too: then that would take more than patches.
+    /// Whether a record is to be folded before its patches take as much as elsewhere.
+    pub fn folds_early(self, txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
+        let is_scarce = self.free < RECORD_COUNT_MIN * record.pointer.stored_share();
+        Ok(record.span() <= SPAN_MAX && is_scarce && !is_kept(txn, file, record)?)
+    }
+
+    /// Whether a record is to be written anew instead of patches.
     pub fn takes(self, txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
         if record.span() > SPAN_MAX {
             return Ok(false);
@@ -61,10 +70,14 @@ impl ShortRoom {
         if self.left >= enough * len || self.count * len > self.free / FREE_PART {
             return Ok(false);
         }
-        let is_kept =
-            is_shared(txn, record)? || txn.is_held(record.pointer.birth, Owner::File(file))?;
-        Ok(!is_kept && txn.has_place(len)?)
+        Ok(!is_kept(txn, file, record)? && txn.has_places(1, len)?)
     }
+}
+
+/// Whether a record stays where it is because others have it too: then to write it anew would take
+/// more than patches.
+fn is_kept(txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
+    Ok(is_shared(txn, record)? || txn.is_held(record.pointer.birth, Owner::File(file))?)
 }
 
 /// Whether to compress a record takes far longer than to write it.

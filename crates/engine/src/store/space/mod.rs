@@ -112,6 +112,11 @@ impl Space {
         start
     }
 
+    /// How many runs of `sectors` the windows have room for.
+    pub fn place_count(&self, sectors: u64) -> u64 {
+        self.windows.iter().map(|window| window.sectors / sectors.max(1)).sum()
+    }
+
     /// Whether so much is free that using it piece by piece is better than keeping it for speed.
     pub fn much_is_free(&self) -> bool {
         self.space_sectors > self.end.0 / PUNCH_FREE_PART

@@ -27,7 +27,7 @@ use crate::store::txn::Txn;
 use crate::store::txn::begin::MaySync;
 use crate::store::txn::provision::has_reusable;
 use crate::store::{Patience, Store};
-use crate::units::{Run, Sector};
+use crate::units::{Run, Sector, Txg};
 
 /// After a write has failed, this many commits look for room: one may say that the newest state is
 /// durable, the others make reusable what earlier ones have freed, each twice as much as the one
@@ -73,8 +73,9 @@ pub(in crate::store) struct Room {
     holes: Mutex<Option<Arc<[Range<u64>]>>>,
     /// How much there was when the file system was last asked, in bytes.
     left: AtomicU64,
-    /// Up to which txg nothing is searched, as the last search for long pieces was in vain.
+    /// Up to which txg pieces of `searched_sectors` are not searched: the last search was in vain.
     searched_until: AtomicU64,
+    searched_sectors: AtomicU64,
     /// How much this process may write before it asks again, in bytes; at first nothing.
     unasked: AtomicU64,
 }
@@ -126,6 +127,12 @@ impl Store {
         // Who comes in between asks once more or less.
         let unasked = room.unasked.load(Ordering::Relaxed);
         room.unasked.store(unasked.saturating_sub(len), Ordering::Relaxed);
+    }
+
+    /// Whether pieces of this length were searched in vain a moment ago.
+    fn was_searched_in_vain(&self, txg: Txg, sectors: u64) -> bool {
+        txg.0 < self.room.searched_until.load(Ordering::Relaxed)
+            && sectors >= self.room.searched_sectors.load(Ordering::Relaxed)
     }
 
     fn is_said_to_be_full(&self) -> bool {
@@ -215,26 +222,30 @@ impl Txn {
         sectors.saturating_mul(1 << core.ashift().get())
     }
 
-    /// Whether the pool has a free piece of this length, in bytes, or can grow by it.
-    pub(crate) fn has_place(&mut self, len: u64) -> Result<bool> {
+    /// Whether there are places for so many extents of this length in bytes: free pieces, or room
+    /// to grow by all of them.
+    pub(crate) fn has_places(&mut self, count: u64, len: u64) -> Result<bool> {
         let store = Arc::clone(&self.core.store);
-        if store.room_left() >= len {
+        if store.room_left() >= count.saturating_mul(len) {
             return Ok(true);
         }
-        let until = &store.room.searched_until;
-        if self.core.txg.0 < until.load(Ordering::Relaxed) {
+        let sectors = len.div_ceil(1 << self.core.ashift().get()).max(1);
+        if self.core.space.place_count(sectors) >= count {
+            return Ok(true);
+        }
+        if store.was_searched_in_vain(self.core.txg, sectors) {
             return Ok(false);
         }
-        let sectors = len.div_ceil(1 << self.core.ashift().get());
-        self.provision_runs(sectors, sectors)?;
-        let has_place = self.core.space.windows.iter().any(|window| window.sectors >= sectors);
-        if !has_place {
+        self.provision_runs(count.saturating_mul(sectors), sectors)?;
+        let found = self.core.space.place_count(sectors);
+        if found == 0 {
             // Where much is free, and all of it in pieces, a search takes long. Another one for the
             // same commit would be in vain, too.
             let pause = (self.reusable_len() / SEARCHED_LEN).clamp(1, SEARCH_PAUSE_MAX);
-            until.store(self.core.txg.0 + pause, Ordering::Relaxed);
+            store.room.searched_until.store(self.core.txg.0 + pause, Ordering::Relaxed);
+            store.room.searched_sectors.store(sectors, Ordering::Relaxed);
         }
-        Ok(has_place)
+        Ok(found >= count)
     }
 
     /// Gives this transaction up and looks for room, if a write has failed for lack of it and there
