@@ -29,6 +29,7 @@ struct Filled {
     content: Vec<u8>,
     rng: Rng,
     is_text: bool,
+    tells: bool,
 }
 
 impl Filled {
@@ -41,7 +42,8 @@ impl Filled {
         let device: Arc<dyn Device> = disk.clone();
         let pool = create(&device, &[(Property::RecordSize, "16K")], DIRTY_LEN_MAX);
         let file = only_file(&pool).unwrap();
-        let mut filled = Filled { disk, pool, file, content: Vec::new(), rng: Rng(2), is_text };
+        let mut filled =
+            Filled { disk, pool, file, content: Vec::new(), rng: Rng(2), is_text, tells };
         let front = filled.rng.noise(FRONT_LEN);
         filled.write(&[(0, front)]).unwrap();
         filled.pool.set_property(filled.file.id(), Property::RecordSize, "128K").unwrap();
@@ -95,7 +97,10 @@ impl Filled {
             let place = self.rng.below((RECORD_COUNT * RECORD_LEN / len) as u64) as usize * len;
             changes.push((FRONT_LEN + place, self.bytes(len)));
         }
-        self.write(&changes).or_else(|_| self.write(&changes))
+        self.write(&changes).or_else(|error| match self.tells {
+            true => Err(error),
+            false => self.write(&changes),
+        })
     }
 
     fn assert_whole(&self) {

@@ -199,6 +199,7 @@ impl File {
         let changes = Changes {
             target,
             fold_budget: write::fold_budget(pending.units.len() as u64 * UNIT_LEN),
+            fold_count: 0,
             room: None,
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),

@@ -44,6 +44,7 @@ use super::extents::{
 use super::write::batch::store_batch;
 use super::write::jobs::{Job, WriteTarget};
 use super::write::short_room::ShortRoom;
+use super::write::split::has_places_for;
 use crate::error::Result;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::TreeId;
@@ -79,6 +80,8 @@ pub(super) struct Changes {
     pub granule: u64,
     /// How many more bytes of records may be folded.
     pub fold_budget: u64,
+    /// How many have been.
+    pub fold_count: u64,
     /// How the records are written if the disk has little room left.
     pub room: Option<ShortRoom>,
 }
@@ -187,15 +190,14 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     let below = record.filter(|r| r.start == start && r.slot_end() == start + span);
     if let Some(record) = below.filter(|_| is_small && !covered) {
         let old = file_extents_in(txn, TreeId::Patches, file, start, start + span, usize::MAX)?;
-        let part = patched_part(txn, changes, &record)?;
-        let must_fold = have_outgrown(&old, &record, part, txn.store().ashift());
-        let may_patch = !must_fold || changes.fold_budget < span;
+        let may_patch = changes.fold_budget < span || !must_fold(txn, changes, &record, &old)?;
         if may_patch && !is_written_anew(txn, changes, &record)? {
             let store = Arc::clone(txn.store());
             let page = Page { file, granule: changes.granule, end };
             return plan_patches(txn, &store, page, units, &record, &old, jobs);
         }
         changes.fold_budget = changes.fold_budget.saturating_sub(span);
+        changes.fold_count += 1;
     }
     let mut bytes = vec![0; (end - start) as usize];
     if !covered {
@@ -225,13 +227,24 @@ fn make_slots_around(
     chunks::make_slots(txn, &changes.target, (start, end)).map(|()| true)
 }
 
-/// Returns which part of a record its patches may take.
-fn patched_part(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Result<u64> {
+/// Whether the patches of a record have outgrown their share of it, and there is a place for what
+/// they would become together: without one, patches at least may go on.
+fn must_fold(
+    txn: &mut Txn,
+    changes: &Changes,
+    record: &FileExtent,
+    patches: &[FileExtent],
+) -> Result<bool> {
+    let count = changes.fold_count + 1;
+    if is_fold_due(record, patches, txn.store().ashift()) {
+        return has_places_for(txn, count, record);
+    }
     let folds_early = match changes.room {
-        Some(room) => room.folds_early(txn, changes.target.file, record)?,
+        Some(room) => room.folds_early(txn, changes.target.file, record, patches)?,
         None => false,
     };
-    Ok(if folds_early { short_room::PATCHED_PART_MIN } else { PATCHED_PART_MIN })
+    // The rest is for nodes and patches.
+    Ok(folds_early && has_places_for(txn, count + 1, record)?)
 }
 
 /// Whether to write a record anew instead of patches, since the disk has little room left.
@@ -244,11 +257,11 @@ fn is_written_anew(txn: &mut Txn, changes: &Changes, record: &FileExtent) -> Res
 
 /// Whether the patches of a record have outgrown their share of it.
 pub(super) fn is_fold_due(record: &FileExtent, patches: &[FileExtent], ashift: Ashift) -> bool {
-    have_outgrown(patches, record, PATCHED_PART_MIN, ashift)
+    have_outgrown(record, patches, PATCHED_PART_MIN, ashift)
 }
 
 /// Whether patches take more than 1/`part` of what their record does.
-fn have_outgrown(patches: &[FileExtent], record: &FileExtent, part: u64, ashift: Ashift) -> bool {
+fn have_outgrown(record: &FileExtent, patches: &[FileExtent], part: u64, ashift: Ashift) -> bool {
     let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
     patched * part > record.pointer.stored_share().max(UNIT_LEN)
 }

@@ -9,7 +9,7 @@
 use crate::codec::Compression;
 use crate::error::Result;
 use crate::pool::extents::{FileExtent, UNIT_LEN, is_shared};
-use crate::pool::write::Changes;
+use crate::pool::write::{Changes, have_outgrown};
 use crate::store::{Owner, Txn};
 use crate::units::FileId;
 
@@ -22,9 +22,13 @@ const CHANGED_TIMES: u64 = 8;
 /// Patches of transactions that change more take less.
 const FREE_PART: u64 = 3;
 /// Where no more is free than `RECORD_COUNT_MIN` records take, one is folded when its patches take
-/// more than 1/`PATCHED_PART_MIN` of its own size. It may then become several (see `split.rs`), so
-/// no sooner: shorter records are compressed less.
-pub(super) const PATCHED_PART_MIN: u64 = 8;
+/// more than 1/`PATCHED_PART_MIN` of its own size, and the sooner, the fewer than `PATCHED_COUNT`
+/// they are, down to 1/`PATCHED_PART_MAX`: patches of all records use up what is free before it is
+/// enough for one. It may then become several (see `split.rs`), so no sooner: shorter records are
+/// compressed less.
+const PATCHED_PART_MIN: u64 = 8;
+const PATCHED_PART_MAX: u64 = 32;
+const PATCHED_COUNT: u64 = 12;
 /// Larger records are patched all the same, in bytes: to compress one takes longer than anybody
 /// waits for a small change.
 const SPAN_MAX: u64 = 128 << 10;
@@ -55,9 +59,20 @@ impl ShortRoom {
     }
 
     /// Whether a record is to be folded before its patches take as much as elsewhere.
-    pub fn folds_early(self, txn: &mut Txn, file: FileId, record: &FileExtent) -> Result<bool> {
-        let is_scarce = self.free < RECORD_COUNT_MIN * record.pointer.stored_share();
-        Ok(record.span() <= SPAN_MAX && is_scarce && !is_kept(txn, file, record)?)
+    pub fn folds_early(
+        self,
+        txn: &mut Txn,
+        file: FileId,
+        record: &FileExtent,
+        patches: &[FileExtent],
+    ) -> Result<bool> {
+        let room_count = self.free / record.pointer.stored_share().max(1);
+        let part = (PATCHED_PART_MIN * PATCHED_COUNT / room_count.max(1))
+            .clamp(PATCHED_PART_MIN, PATCHED_PART_MAX);
+        let is_early = room_count < RECORD_COUNT_MIN
+            && record.span() <= SPAN_MAX
+            && have_outgrown(record, patches, part, txn.store().ashift());
+        Ok(is_early && !is_kept(txn, file, record)?)
     }
 
     /// Whether a record is to be written anew instead of patches.

@@ -5,7 +5,7 @@
 //! all of them later, or `optimize`, makes long ones of them again.
 
 use crate::error::Result;
-use crate::pool::extents::UNIT_LEN;
+use crate::pool::extents::{FileExtent, UNIT_LEN};
 use crate::pool::write::encode::encode;
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
 use crate::store::Txn;
@@ -34,6 +34,27 @@ pub(super) fn fitting_span(txn: &mut Txn, job: &Job, sectors: u64) -> Result<Opt
         }
     }
     Ok(None)
+}
+
+/// Whether a disk with little room has places for so many records like this, whole or split.
+pub(super) fn has_places_for(txn: &mut Txn, count: u64, record: &FileExtent) -> Result<bool> {
+    let Some(log2_max) = record.span().checked_ilog2().filter(|_| txn.short_room().is_some())
+    else {
+        return Ok(true);
+    };
+    let ashift = txn.store().ashift();
+    let sectors = record.pointer.stored_share().div_ceil(1 << ashift.get());
+    for span_log2 in (UNIT_LOG2..=log2_max as u8).rev() {
+        let part_count = 1 << (log2_max as u8 - span_log2);
+        let len = match part_count {
+            1 => sectors << ashift.get(),
+            _ => part_len(sectors, part_count, span_log2, ashift),
+        };
+        if txn.has_places(count * part_count, len)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The shortest slot of a record.

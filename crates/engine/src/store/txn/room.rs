@@ -204,10 +204,23 @@ impl Store {
 }
 
 impl Txn {
-    /// Returns how many bytes the disk has room for, if that is little, as far as this process
+    /// Returns how many bytes the pool can grow by, if that is little, as far as this process
     /// knows.
     pub(crate) fn short_room(&self) -> Option<u64> {
-        self.core.space.is_tight.then(|| self.core.store.room_left())
+        self.core.space.is_tight.then(|| self.growth_left())
+    }
+
+    /// How many bytes the pool can grow by: there may be some between its end and that of its file.
+    fn growth_left(&self) -> u64 {
+        let (store, ashift, end) = (&self.core.store, self.core.ashift(), self.core.space.end);
+        let file_end = Sector(store.device.len().unwrap_or(0) >> ashift.get());
+        let behind = match run_between(end, file_end) {
+            Some(tail) => store.allocated_parts(tail),
+            None => Vec::new(),
+        };
+        // Holes take room.
+        let first = behind.first().filter(|part| part.start == end);
+        store.room_left().saturating_add(first.map_or(0, |part| part.sectors << ashift.get()))
     }
 
     /// Returns how many bytes of the pool are reusable, or will be once what is durable is known,
@@ -226,7 +239,7 @@ impl Txn {
     /// to grow by all of them.
     pub(crate) fn has_places(&mut self, count: u64, len: u64) -> Result<bool> {
         let store = Arc::clone(&self.core.store);
-        if store.room_left() >= count.saturating_mul(len) {
+        if self.growth_left() >= count.saturating_mul(len) {
             return Ok(true);
         }
         let sectors = len.div_ceil(1 << self.core.ashift().get()).max(1);
