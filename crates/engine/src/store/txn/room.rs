@@ -54,6 +54,20 @@ const SEARCHED_LEN: u64 = 32 << 20;
 /// ... but not more than this.
 const SEARCH_PAUSE_MAX: u64 = 32;
 
+/// Lengths from `2^15` sectors on share a place among the searches in vain.
+const SEARCHED_COUNT: usize = 16;
+
+/// A search that found fewer places than it was for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Searched {
+    /// The length.
+    sectors: u64,
+    /// How many places of this length there are.
+    found: u64,
+    /// The txg up to which there are no more, or it does not matter.
+    until: u64,
+}
+
 /// What a process knows about the room on its disk.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Room {
@@ -73,9 +87,8 @@ pub(in crate::store) struct Room {
     holes: Mutex<Option<Arc<[Range<u64>]>>>,
     /// How much there was when the file system was last asked, in bytes.
     left: AtomicU64,
-    /// Up to which txg pieces of `searched_sectors` are not searched: the last search was in vain.
-    searched_until: AtomicU64,
-    searched_sectors: AtomicU64,
+    /// Searches in vain, by the binary logarithm of the length.
+    searched: Mutex<[Searched; SEARCHED_COUNT]>,
     /// How much this process may write before it asks again, in bytes; at first nothing.
     unasked: AtomicU64,
 }
@@ -129,10 +142,15 @@ impl Store {
         room.unasked.store(unasked.saturating_sub(len), Ordering::Relaxed);
     }
 
-    /// Whether pieces of this length were searched in vain a moment ago.
-    fn was_searched_in_vain(&self, txg: Txg, sectors: u64) -> bool {
-        txg.0 < self.room.searched_until.load(Ordering::Relaxed)
-            && sectors >= self.room.searched_sectors.load(Ordering::Relaxed)
+    /// Whether a search for so many places of this length would be in vain, as one was before.
+    fn was_searched_in_vain(&self, txg: Txg, count: u64, sectors: u64) -> bool {
+        let searched = self.room.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        searched.iter().any(|it| txg.0 < it.until && it.sectors <= sectors && it.found < count)
+    }
+
+    fn note_searched(&self, searched: Searched) {
+        let mut all = self.room.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        all[(searched.sectors.max(1).ilog2() as usize).min(SEARCHED_COUNT - 1)] = searched;
     }
 
     fn is_said_to_be_full(&self) -> bool {
@@ -246,17 +264,16 @@ impl Txn {
         if self.core.space.place_count(sectors) >= count {
             return Ok(true);
         }
-        if store.was_searched_in_vain(self.core.txg, sectors) {
+        if store.was_searched_in_vain(self.core.txg, count, sectors) {
             return Ok(false);
         }
         self.provision_runs(count.saturating_mul(sectors), sectors)?;
         let found = self.core.space.place_count(sectors);
-        if found == 0 {
+        if found < count {
             // Where much is free, and all of it in pieces, a search takes long. Another one for the
             // same commit would be in vain, too.
             let pause = (self.reusable_len() / SEARCHED_LEN).clamp(1, SEARCH_PAUSE_MAX);
-            store.room.searched_until.store(self.core.txg.0 + pause, Ordering::Relaxed);
-            store.room.searched_sectors.store(sectors, Ordering::Relaxed);
+            store.note_searched(Searched { sectors, found, until: self.core.txg.0 + pause });
         }
         Ok(found >= count)
     }
