@@ -11,3 +11,4 @@ mod mixes;
 mod nearly_full;
 mod patched;
 mod short_pieces;
+mod splits;
