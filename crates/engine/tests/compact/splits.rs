@@ -178,7 +178,7 @@ fn whatever_is_accepted_reads_as_written() {
             let kept = run.pool.open_snapshot(ROOT, b"kept").unwrap();
             for (path, bytes) in &files {
                 let file = kept.file(kept.resolve(path).unwrap().file).unwrap();
-                assert!(read_all(&*file).unwrap() == *bytes, "{}: snapshot", run.label);
+                assert!(read_all(&file).unwrap() == *bytes, "{}: snapshot", run.label);
             }
         }
         // With space again.

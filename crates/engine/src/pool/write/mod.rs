@@ -64,6 +64,8 @@ const DELTA_PART_MAX: usize = 4;
 /// that no commit pays for many others. The rest is left to [`super::Pool::fold`] or later commits.
 const FOLD_LEN_MIN: u64 = 512 << 10;
 const FOLD_PART: u64 = 4;
+/// A fold before its time leaves as much free as it takes, but need not leave more than this.
+const FOLD_SPARE_MAX: u64 = 128 << 10;
 /// How many bytes are encoded together.
 const BATCH_LEN: usize = 4 << 20;
 
@@ -237,14 +239,15 @@ fn must_fold(
 ) -> Result<bool> {
     let count = changes.fold_count + 1;
     if is_fold_due(record, patches, txn.store().ashift()) {
-        return has_places_for(txn, count, record);
+        return has_places_for(txn, count, record, 0);
     }
     let folds_early = match changes.room {
         Some(room) => room.folds_early(txn, changes.target.file, record, patches)?,
         None => false,
     };
-    // The rest is for nodes and patches.
-    Ok(folds_early && has_places_for(txn, count + 1, record)?)
+    // For nodes and patches.
+    let spare = record.pointer.stored_share().min(FOLD_SPARE_MAX);
+    Ok(folds_early && has_places_for(txn, count, record, spare)?)
 }
 
 /// Whether to write a record anew instead of patches, since the disk has little room left.

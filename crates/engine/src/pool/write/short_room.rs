@@ -70,7 +70,6 @@ impl ShortRoom {
         let part = (PATCHED_PART_MIN * PATCHED_COUNT / room_count.max(1))
             .clamp(PATCHED_PART_MIN, PATCHED_PART_MAX);
         let is_early = room_count < RECORD_COUNT_MIN
-            && record.span() <= SPAN_MAX
             && have_outgrown(record, patches, part, txn.store().ashift());
         Ok(is_early && !is_kept(txn, file, record)?)
     }

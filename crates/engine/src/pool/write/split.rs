@@ -36,8 +36,14 @@ pub(super) fn fitting_span(txn: &mut Txn, job: &Job, sectors: u64) -> Result<Opt
     Ok(None)
 }
 
-/// Whether a disk with little room has places for so many records like this, whole or split.
-pub(super) fn has_places_for(txn: &mut Txn, count: u64, record: &FileExtent) -> Result<bool> {
+/// Whether a disk with little room has places for so many records like this, whole or split, and
+/// as much to spare, in bytes.
+pub(super) fn has_places_for(
+    txn: &mut Txn,
+    count: u64,
+    record: &FileExtent,
+    spare: u64,
+) -> Result<bool> {
     let Some(log2_max) = record.span().checked_ilog2().filter(|_| txn.short_room().is_some())
     else {
         return Ok(true);
@@ -50,7 +56,7 @@ pub(super) fn has_places_for(txn: &mut Txn, count: u64, record: &FileExtent) -> 
             1 => sectors << ashift.get(),
             _ => part_len(sectors, part_count, span_log2, ashift),
         };
-        if txn.has_places(count * part_count, len)? {
+        if txn.has_places(count * part_count + spare.div_ceil(len.max(1)), len)? {
             return Ok(true);
         }
     }
