@@ -7,7 +7,7 @@ use crate::common::segments::{pointers, repack_file};
 use crate::common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{File, Pool, Property, ROOT};
+use hardpack_engine::pool::{Attributes, File, Kind, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
 
 const DIRTY_LEN_MAX: usize = 8 << 20;
@@ -58,7 +58,10 @@ impl Filled {
             let one = filled.rng.noise(1);
             filled.write(&[(PIECE_LEN, one)]).unwrap();
         }
-        filled.disk.set_len_max(filled.disk.len().unwrap());
+        // A pool's file grows by more than it needs.
+        let end = filled.pool.state().superblock.end.0 << filled.pool.store().ashift();
+        filled.disk.set_len(end).unwrap();
+        filled.disk.set_len_max(end);
         filled.open();
         filled
     }
@@ -143,6 +146,25 @@ fn with_room_again_they_become_long_again() {
         filled.disk.set_len_max(u64::MAX);
         repack_file(&filled.pool, filled.file.id(), None);
         assert_eq!(filled.count(RECORD_LEN), RECORD_COUNT + FRONT_LEN / RECORD_LEN);
+        filled.assert_whole();
+    }
+}
+
+#[test]
+fn a_file_is_imported_into_short_pieces() {
+    for (is_text, tells) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut filled = Filled::new(is_text, tells);
+        filled.pool.set_property(ROOT, Property::RecordSize, "128K").unwrap();
+        let content = filled.bytes(6 * RECORD_LEN + 1000);
+        let import = |number: u8| {
+            let mut import = filled.pool.import(1);
+            let like = Attributes::new(Kind::File, ROOT);
+            import.file(ROOT, &[number], &like, &[], content.clone()).and_then(|()| import.finish())
+        };
+        let done = import(b'a').or_else(|error| if tells { Err(error) } else { import(b'a') });
+        assert!(done.is_ok(), "{is_text} {tells}: {done:?}");
+        let file = filled.pool.resolve(b"a").unwrap().file;
+        assert!(read_all(&filled.pool.file(file).unwrap()).unwrap() == content);
         filled.assert_whole();
     }
 }

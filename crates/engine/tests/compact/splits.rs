@@ -12,7 +12,7 @@ use crate::common::segments::{
 use crate::common::{Rng, create_options, env_number, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{Pool, Property, ROOT};
+use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
 
 const SEED_COUNT: u64 = 24;
@@ -84,9 +84,36 @@ impl Run {
         self.pool = Pool::open(self.disk.clone(), options(DIRTY_LEN_MAX)).unwrap();
     }
 
+    /// Puts another file in the place of one. Returns whether it was accepted.
+    fn replace(&mut self, number: usize) -> bool {
+        let path = self.files[number].0.clone();
+        let len = self.rng.below(5 * self.record_len as u64) as usize;
+        let content = self.rng.content(len);
+        let mut import = self.pool.import(1);
+        let like = Attributes::new(Kind::File, ROOT);
+        let done =
+            import.file(ROOT, &path, &like, &[], content.clone()).and_then(|()| import.finish());
+        let found = read_all(&file_at(&self.pool, &path)).unwrap();
+        match &done {
+            Ok(_) => self.files[number].1 = content,
+            Err(error) => {
+                assert!(matches!(error, Error::NoSpace), "{}: {error}", self.label);
+                // It may have failed when the file was there already.
+                if found == content {
+                    self.files[number].1 = content;
+                }
+            }
+        }
+        assert!(found == self.files[number].1, "{}: {done:?}", self.label);
+        done.is_ok()
+    }
+
     /// Changes one of the files. Returns whether it was accepted.
     fn change(&mut self) -> bool {
         let number = self.rng.below(FILE_COUNT) as usize;
+        if self.rng.one_in(8) {
+            return self.replace(number);
+        }
         let (path, bytes) = self.files[number].clone();
         let file = file_at(&self.pool, &path);
         let mut new = bytes.clone();

@@ -336,7 +336,8 @@ impl Import<'_> {
         let Split { items, targets, jobs } = self.split(items)?;
         let jobs = jobs.into_iter().map(|(target, job)| (&targets[target], job)).collect();
         let store = Arc::clone(self.pool.store());
-        let mut batch = Batch::prepare(&store, jobs, &mut |checksum| store.begin(checksum))?;
+        let batch = Batch::prepare(&store, jobs, &mut |checksum| store.begin(checksum))?;
+        let mut batch = batch.split_where_short();
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
             let (mut some, mut some_len) = (Vec::new(), 0);

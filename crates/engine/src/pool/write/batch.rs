@@ -44,8 +44,7 @@ pub(in crate::pool) fn store_batches(
     let jobs: Vec<(&WriteTarget, Job)> =
         jobs.flat_map(|(target, jobs)| jobs.into_iter().map(move |job| (target, job))).collect();
     let plans = dedup::plan(txn, &jobs, workers)?;
-    let mut batch = Batch::encode(jobs, plans, ashift, workers)?;
-    batch.may_split = true;
+    let mut batch = Batch::encode(jobs, plans, ashift, workers)?.split_where_short();
     batch.store(txn, 0..batch.items.len())?;
     Ok(batch.encoded_len)
 }
@@ -94,6 +93,12 @@ impl<'t> Batch<'t> {
         let plans = store
             .with_state(|state| dedup::plan(&mut Committed::new(store, state), &jobs, workers))?;
         Batch::encode(jobs, plans, store.ashift(), workers)
+    }
+
+    /// Lets records become several where the disk has no place for them.
+    pub fn split_where_short(mut self) -> Batch<'t> {
+        self.may_split = true;
+        self
     }
 
     /// Encodes the jobs that are not stored yet, for sectors of `2^ashift` bytes.

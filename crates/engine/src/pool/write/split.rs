@@ -20,7 +20,7 @@ const LOSS_PART: u64 = 8;
 /// either: then it is not split.
 pub(super) fn fitting_span(txn: &mut Txn, job: &Job, sectors: u64) -> Result<Option<u8>> {
     let is_record = job.span_log2.is_some_and(|log2| log2 > UNIT_LOG2);
-    if !is_record || sectors == 0 || txn.short_room().is_none() {
+    if !is_record || sectors == 0 || !txn.has_short_room() {
         return Ok(None);
     }
     let ashift = txn.store().ashift();
@@ -44,8 +44,7 @@ pub(super) fn has_places_for(
     record: &FileExtent,
     spare: u64,
 ) -> Result<bool> {
-    let Some(log2_max) = record.span().checked_ilog2().filter(|_| txn.short_room().is_some())
-    else {
+    let Some(log2_max) = record.span().checked_ilog2().filter(|_| txn.has_short_room()) else {
         return Ok(true);
     };
     let ashift = txn.store().ashift();

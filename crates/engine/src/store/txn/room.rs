@@ -225,7 +225,12 @@ impl Txn {
     /// Returns how many bytes the pool can grow by, if that is little, as far as this process
     /// knows.
     pub(crate) fn short_room(&self) -> Option<u64> {
-        self.core.space.is_tight.then(|| self.growth_left())
+        self.has_short_room().then(|| self.growth_left())
+    }
+
+    /// Whether the disk has little room, as far as this process knows.
+    pub(crate) fn has_short_room(&self) -> bool {
+        self.core.space.is_tight
     }
 
     /// How many bytes the pool can grow by: there may be some between its end and that of its file.
@@ -253,14 +258,17 @@ impl Txn {
         sectors.saturating_mul(1 << core.ashift().get())
     }
 
-    /// Whether there are places for so many extents of this length in bytes: free pieces, or room
-    /// to grow by all of them.
+    /// Whether there are places for so many extents of this length in bytes, in free pieces or
+    /// where the pool can grow.
     pub(crate) fn has_places(&mut self, count: u64, len: u64) -> Result<bool> {
-        let store = Arc::clone(&self.core.store);
-        if self.growth_left() >= count.saturating_mul(len) {
+        let sectors = len.div_ceil(1 << self.core.ashift().get()).max(1);
+        if self.core.space.place_count(sectors) >= count {
             return Ok(true);
         }
-        let sectors = len.div_ceil(1 << self.core.ashift().get()).max(1);
+        let store = Arc::clone(&self.core.store);
+        // Of the rest, all have to be in pieces.
+        let count =
+            count.saturating_sub(self.growth_left() / (sectors << self.core.ashift().get()));
         if self.core.space.place_count(sectors) >= count {
             return Ok(true);
         }
