@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::limits::BoundedDevice;
-use crate::common::segments::{pointers, repack_file};
+use crate::common::segments::{pointers, put, repack_file};
 use crate::common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;
@@ -58,18 +58,22 @@ impl Filled {
             let one = filled.rng.noise(1);
             filled.write(&[(PIECE_LEN, one)]).unwrap();
         }
-        // A pool's file grows by more than it needs.
-        let end = filled.pool.state().superblock.end.0 << filled.pool.store().ashift();
-        filled.disk.set_len(end).unwrap();
-        filled.disk.set_len_max(end);
-        filled.open();
+        filled.fill();
         filled
+    }
+
+    /// Takes away all room behind the end of the pool: its file grows by more than it needs.
+    fn fill(&mut self) {
+        let end = self.pool.state().superblock.end.0 << self.pool.store().ashift();
+        self.disk.set_len(end).unwrap();
+        self.disk.set_len_max(end);
+        self.open();
     }
 
     /// Opens the pool as another process would, which knows nothing of the disk.
     fn open(&mut self) {
         self.pool = Pool::open(self.disk.clone(), options(DIRTY_LEN_MAX)).unwrap();
-        self.file = only_file(&self.pool).unwrap();
+        self.file = self.pool.file(self.file.id()).unwrap();
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
@@ -167,6 +171,36 @@ fn a_file_is_imported_into_short_pieces() {
         assert!(read_all(&filled.pool.file(file).unwrap()).unwrap() == content);
         filled.assert_whole();
     }
+}
+
+/// Its parts end before the slot of the record does.
+#[test]
+fn a_shorter_file_leaves_nothing_of_a_longer_one() {
+    let mut filled = Filled::new(false, true);
+    filled.disk.set_len_max(u64::MAX);
+    filled.pool.set_property(ROOT, Property::RecordSize, "128K").unwrap();
+    let long = filled.bytes(RECORD_LEN);
+    let file = put(&filled.pool, b"a", &long);
+    let id = file.id();
+    file.write_at(b"changed", 100 * KIB as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    drop(file);
+    let patch_count = |filled: &Filled| filled.pool.state().superblock.stats.patches.records;
+    let before = patch_count(&filled);
+    filled.fill();
+    let short = filled.bytes(70 * KIB);
+    let mut import = filled.pool.import(1);
+    import.file(ROOT, b"a", &Attributes::new(Kind::File, ROOT), &[], short.clone()).unwrap();
+    import.finish().unwrap();
+    assert!(filled.pool.resolve(b"a").unwrap().file == id);
+    assert_eq!(patch_count(&filled), before - 1);
+    let file = filled.pool.file(id).unwrap();
+    file.set_len(RECORD_LEN as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let mut expected = short;
+    expected.resize(RECORD_LEN, 0);
+    assert!(read_all(&file).unwrap() == expected);
+    filled.assert_whole();
 }
 
 /// Shorter records take more if a snapshot has the long one, too.

@@ -5,10 +5,12 @@
 //! all of them later, or `optimize`, makes long ones of them again.
 
 use crate::error::Result;
+use crate::pool::extents::change::remove_file_extents;
 use crate::pool::extents::{FileExtent, UNIT_LEN};
 use crate::pool::write::encode::encode;
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
 use crate::store::Txn;
+use crate::store::trees::TreeId;
 use crate::units::Ashift;
 
 /// A part may take this much more than its share of what all would take together, because what is
@@ -91,6 +93,11 @@ pub(super) fn store_parts(
                 put_job(txn, target, &mut part, pointer)?;
             }
         }
+    }
+    // The parts of a file's last record may end before its slot does, where a longer file had more.
+    let end = (job.start + job.bytes.len() as u64).next_multiple_of(1 << span_log2);
+    for tree in [TreeId::Map, TreeId::Patches] {
+        remove_file_extents(txn, tree, target.file, end, job.slot_end())?;
     }
     Ok(())
 }
